@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import base64
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,6 +75,28 @@ def test_anything_else_is_no_token(store: SqlStore, header: str) -> None:
     token(store, "read")
     status, _ = refused(Tokens(store, FakeClock(), loopback=True), Credentials("GET", header, "127.0.0.1", ""))
     assert status == 401
+
+
+def basic(text: str, user: str = "prometheus") -> str:
+    return f"Basic {base64.b64encode(f'{user}:{text}'.encode()).decode()}"
+
+
+def test_a_token_is_the_password_of_basic_credentials_only_where_no_browser_asks(store: SqlStore) -> None:
+    tokens = Tokens(store, FakeClock(), loopback=True)
+    text, id_ = token(store, "read")
+    for user in ("prometheus", ""):
+        credentials = Credentials("GET", basic(text, user), "", "", or_basic=True)
+        assert tokens.authenticate(credentials).who == id_
+        assert refused(tokens, credentials._replace(or_basic=False)) == (401, "token")
+
+
+@pytest.mark.parametrize("header", [basic(""), basic("x" * 5000), "Basic ?", "Basic /w==", "Basic "])
+def test_a_refusal_says_what_is_accepted_and_has_no_browser_ask_for_a_password(store: SqlStore, header: str) -> None:
+    tokens = Tokens(store, FakeClock(), loopback=False)
+    with pytest.raises(Refusal) as caught:
+        tokens.authenticate(Credentials("POST", header, "", "", or_basic=True))
+    assert (caught.value.status, caught.value.headers) == (401, {"WWW-Authenticate": "Bearer"})
+    assert "or HTTP basic auth with the token as password" in caught.value.detail
 
 
 @pytest.mark.parametrize("host", ["evil.example:8470", "", "127.0.0.1.evil.example", "[", "10.0.0.1"])

@@ -106,7 +106,7 @@ from eagle_eye.server.monitor.heartbeat import Heartbeat
 from eagle_eye.server.monitor.incident_metrics import IncidentCollector, IncidentListCollector, JobCollector
 from eagle_eye.server.monitor.known_nodes import KnownNodes
 from eagle_eye.server.monitor.lease_metrics import LeaseCollector
-from eagle_eye.server.monitor.readiness import Doctor, coverage_note, identity_note, replication_note
+from eagle_eye.server.monitor.readiness import Doctor, coverage_note, identity_note, remote_write_note, replication_note
 from eagle_eye.server.monitor.recent_past import recent_past
 from eagle_eye.server.monitor.watcher import ALL_JOBS, JobShare, Outlook, Watcher
 from eagle_eye.server.reload import Reload
@@ -341,6 +341,7 @@ def _build(
         "windows": resends.problem,
         "coverage": lambda: coverage_note(fleet, outlook, clock.now_s(), fresh_s),
         "identity": lambda: identity_note(fleet, clock.now_s()),
+        "remote_write": lambda: remote_write_note(fleet, clock.now_s()),
         "replication": lambda: replication_note(leadership, outlook.policy(), async_ok=config.records.async_ok),
     }
     # What comes from loopback comes from everybody where a proxy on this machine passes it on.

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -108,6 +108,35 @@ def test_version_2_is_answered_with_what_was_written(server: Running) -> None:
     assert left_out == {"unmapped": 1, "histogram": 2, "exemplar": 2}
 
 
+def test_a_sender_of_which_nothing_is_mapped_is_named_on_readyz_until_something_is(
+    server: Running, clock: FakeClock
+) -> None:
+    def notes(*written: Written) -> dict[str, str]:
+        clock.advance(60.0)
+        assert write(server, *written).status_code == 204
+        said: dict[str, str] = server.client.get("/readyz").json()["notes"]
+        return said
+
+    names = ("scrape_samples_scraped", "up", "DCGM_FI_DEV_FB_USED_bytes", "gpu\npower")
+    foreign = [series(name, 1.0, NOW, instance="n1:9400") for name in names]
+    assert ["remote_write" in notes(*foreign) for _ in range(4)] == [False, False, False, True]
+    said = notes(*foreign)["remote_write"]
+    assert said.startswith(
+        r"none of the series that local writes is mapped, among them 'DCGM_FI_DEV_FB_USED_bytes', 'gpu\npower', 'scrape"
+    )
+    assert "remote_write" not in notes(temperature(50.0, clock.time_s), *foreign)
+    assert "remote_write" not in notes(*foreign)
+
+
+def test_a_sender_that_is_silent_is_not_named(server: Running, clock: FakeClock) -> None:
+    for _ in range(5):
+        clock.advance(60.0)
+        write(server, series("unknown", 1.0, NOW))
+    assert "remote_write" in server.client.get("/readyz").json()["notes"]
+    clock.advance(601.0)
+    assert "remote_write" not in server.client.get("/readyz").json()["notes"]
+
+
 GOOD = snappy(v1(temperature(50.0, NOW)))
 BAD: list[tuple[str, bytes, dict[str, str], int, str]] = [
     ("no Snappy", b"no snappy", V1_HEADERS, 400, "snappy"),
@@ -185,9 +214,55 @@ def test_tokens_of_other_scopes_may_not_write_and_nobody_without_one(server: Run
     assert write(server, temperature(50.0, NOW)).status_code == 401
 
 
+def test_the_token_may_be_the_password_of_basic_auth(server: Running) -> None:
+    text = given_token(server, "remote_write", nodes=("n1",)).removeprefix("Bearer ")
+
+    def answer(password: str, path: str = PATH) -> httpx.Response:
+        content = snappy(v1(temperature(50.0, NOW)))
+        return server.client.post(path, content=content, headers=V1_HEADERS, auth=("any", password))
+
+    assert answer(text).status_code == 204
+    assert rows(history(server)) == [[50.0]]
+    assert [answer("").status_code, answer("ee_other").status_code] == [401, 401]
+    assert answer(text, "/api/v1/frames").status_code == 401
+    assert "basic auth with the token as password" in write(server, temperature(50.0, NOW)).json()["detail"]
+
+
 def test_a_token_for_no_node_is_not_made() -> None:
     with pytest.raises(ValueError, match="--nodes"):
         mint("remote_write", None, NOW, None)
+
+
+POD = {"k8s_pod_name": "dcgm-exporter-x7k2p", "instance": "10.0.0.7:9400"}
+
+
+@pytest.mark.parametrize(
+    ("labels", "node"),
+    [
+        ({"k8s_node_name": "n1", "node": "n2", "host_name": "otel-gateway"}, "n1"),
+        ({"node": "n1", "host_name": "otel-gateway", "Hostname": "n2"}, "n1"),
+        ({"host_name": "n1", "Hostname": "n2", **POD}, "n1"),
+        ({"host_name": "localhost", "Hostname": "n1"}, "n1"),
+        ({"host_name": "dcgm-exporter-x7k2p", **POD}, "10.0.0.7"),
+        ({"host_name": "localhost", "instance": "n1.hpc.example.org:9400"}, "n1.hpc.example.org"),
+        ({"k8s.node.name": "n1", "host.name": "otel-gateway"}, "n1"),
+        ({"host.name": "dcgm-exporter-x7k2p", "k8s.pod.name": "dcgm-exporter-x7k2p", "host_name": "n1"}, "n1"),
+        ({"k8s.node.name": "n1", "k8s.cluster.name": "west"}, "n1"),
+    ],
+)
+@pytest.mark.parametrize(("version", "headers"), [(v1, V1_HEADERS), (v2, V2_HEADERS)])
+def test_series_of_a_collector_are_of_the_node_that_they_name(
+    server: Running, version: Callable[..., bytes], headers: dict[str, str], labels: dict[str, str], node: str
+) -> None:
+    content = snappy(version(series("DCGM_FI_DEV_GPU_TEMP", 50.0, NOW, gpu="0", **labels)))
+    assert server.client.post(PATH, content=content, headers=headers).status_code == 204
+    assert [one.node for one in history(server)] == [node]
+
+
+def test_a_clusters_name_counts_in_either_spelling(server: Running) -> None:
+    for cluster in ({"k8s_cluster_name": "west"}, {"k8s.cluster.name": "east"}):
+        assert write(server, temperature(50.0, NOW, **cluster)).status_code == 204
+    assert [one.node for one in history(server)] == ["n1", "n1@east"]
 
 
 def test_a_node_with_an_agent_is_its_agents(server: Running) -> None:

@@ -82,6 +82,24 @@ def node(name: str, value: float, at: float = 0.0, **labels: str) -> Written:
     return series(f"node_{name}", value, T + at, **{**NODE, **labels})
 
 
+# The units of the table's series, by their own names.
+SERIES = {use.origin.series: use.origin.unit for uses in TABLE.metrics.values() for use in uses}
+SERIES |= {event.series: "" for event in TABLE.events.values()}
+
+
+def meaning(name: str) -> tuple[tuple[mapping.Use, ...], mapping.EventRule | None]:
+    return TABLE.metrics.get(name, ()), TABLE.events.get(name)
+
+
+def by_opentelemetry(name: str, unit: str, *, counter: bool) -> str:
+    """Translate a name as the collector's exporter does with add_metric_suffixes; units are words already."""
+    words = name.split("_")
+    main, per, second = unit.partition("_per_")
+    words += [main] if main and main not in words else []
+    words += [f"per_{second}"] if per else []
+    return "_".join([word for word in words if word != "total"] + ["total"] if counter else words)
+
+
 def test_every_rule_is_of_the_catalogue_and_makes_each_metric_once() -> None:
     made = {(use.rule.to, use.scope) for uses in TABLE.metrics.values() for use in uses}
     assert made == {(to, catalogue.BY_NAME[to].scope) for to, _ in made}
@@ -499,9 +517,64 @@ def test_rows_of_devices_nodes_and_links_stand_apart() -> None:
 def test_the_document_names_every_series_and_metric_of_the_table() -> None:
     text = (Path(__file__).parents[3] / "docs" / "how-to" / "prometheus.md").read_text(encoding="utf-8")
     metrics = {use.rule.to for uses in TABLE.metrics.values() for use in uses}
-    assert [name for name in (*TABLE.metrics, *TABLE.events, *metrics) if f"`{name}`" not in text] == []
+    assert [name for name in (*SERIES, *metrics) if f"`{name}`" not in text] == []
     (kept,) = re.findall(r'regex: "(.*)", action: keep', text)
     assert [name for name in TABLE.wanted if not re.fullmatch(kept, name.decode())] == []
+
+
+class TestTranslatedNames:
+    """Names as OpenTelemetry's translation to Prometheus changes them."""
+
+    @pytest.mark.parametrize("counter", [False, True])
+    @pytest.mark.parametrize("with_unit", [False, True])
+    def test_each_is_mapped_like_the_name_that_was_translated(self, *, with_unit: bool, counter: bool) -> None:
+        for series_name, unit in SERIES.items():
+            other = by_opentelemetry(series_name, unit if with_unit else "", counter=counter)
+            assert meaning(other) == meaning(series_name) != ((), None), other
+
+    def test_a_series_has_one_unit(self) -> None:
+        units = {(use.origin.series, use.origin.unit) for uses in TABLE.metrics.values() for use in uses}
+        assert len(units) == len({name for name, _ in units})
+
+    def test_one_without_its_total_is_mapped_like_the_name_with_it(self) -> None:
+        for series_name in SERIES:
+            assert meaning(series_name.removesuffix("_total")) == meaning(series_name)
+
+    def test_no_name_means_two_series(self) -> None:
+        named = [other for series_name, unit in SERIES.items() for other in mapping.translated(series_name, unit)]
+        assert len(named) == len(set(named)) == len(TABLE.wanted) - 1  # and `up`
+
+    @pytest.mark.parametrize("unit", ["bytes", "kibibytes", "mebibytes", "seconds", "celsius", "percent", "ratio",
+                                      "watts", "MHz", "hertz", "bytes_per_second", "joules", "mJ"])  # fmt: skip
+    def test_one_that_says_another_unit_is_not_mapped(self, unit: str) -> None:
+        others = [name for name, its_unit in SERIES.items() if its_unit != unit]
+        assert {meaning(f"{name}_{unit}{total}") for name in others for total in ("", "_total")} == {((), None)}
+
+    @pytest.mark.parametrize(("one", "other"), [("x", "x_total"), ("up_total", "y")])
+    def test_a_table_where_a_name_means_two_series_is_refused(self, tmp_path: Path, one: str, other: str) -> None:
+        table = tmp_path / "mapping.toml"
+        table.write_text(
+            f"""
+            event = []
+            exporter.e = {{ device = "gpu" }}
+            metric = [
+                {{ to = "gpu_power_watts", exporter = "e", from = [{{ series = "{one}" }}] }},
+                {{ to = "gpu_temperature_celsius", exporter = "e", from = [{{ series = "{other}" }}] }},
+            ]
+            """
+        )
+        with pytest.raises(ValueError, match="may be"):
+            mapping.load(table)
+
+    def test_samples_under_both_names_are_those_of_one_series(self) -> None:
+        site = Site()
+        for at, name in enumerate(("", "_total", "", "_total")):
+            site.send(dcgm(f"DEV_PCIE_REPLAY_COUNTER{name}", 7.0 + at, 15.0 * at))
+            site.send(dcgm(f"DEV_XID_ERRORS{name}", 0.0 if at < 2 else 79.0, 15.0 * at))
+            site.send(dcgm(f"DEV_FB_USED_mebibytes{name}", 1.0, 15.0 * at))
+        assert [value for _, value in site.row("gpu_pcie_replays_total", key=0)] == [7.0, 8.0, 9.0, 10.0]
+        assert {value for _, value in site.row("gpu_memory_used_bytes", key=0)} == {2.0**20}
+        assert site.events == [("xid", 0, 30.0, 79)]
 
 
 class TestOtherCells:

@@ -98,6 +98,8 @@ def test_a_stale_marker_is_no_nan(write: Writer, read: Reader) -> None:
 def test_series_that_nobody_wants_are_counted_and_not_read(write: Writer, read: Reader) -> None:
     found = read(write(series("wanted", 1.0, 1.0), series("go_goroutines", 9.0, 1.0)), {b"wanted"}, 10)
     assert ([one.name for one in found.series], found.samples, found.unwanted) == (["wanted"], 2, 1)
+    many = read(write(*(series(f"name_{number}", 1.0, 1.0) for number in range(40))), {b"wanted"}, 100)
+    assert list(many.unwanted_names) == [f"name_{number}".encode() for number in range(wire.UNWANTED_NAMES_MAX)]
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
-from collections.abc import Mapping
 from typing import Annotated, Protocol
 
 import msgspec
@@ -58,7 +55,7 @@ def install(api: FastAPI) -> None:
 def asker(request: Request, parts: Parts) -> Principal:
     """Return the principal. NVRx can send no header of its own: the password in the endpoint's URL may be a token."""
     principal = parts.tokens.authenticate(
-        Credentials.of(request.method, _bearer(request.headers), request.scope["state"])
+        Credentials.of(request.method, request.headers, request.scope["state"], or_basic=True)
     )
     parts.limits.check_token(principal)
     parts.tokens.authorise(principal, "read")
@@ -120,16 +117,3 @@ def _logs(request: Request) -> SubmittedLogs:
     logs = request.app.state.nvrx_logs
     assert isinstance(logs, SubmittedLogs)  # noqa: S101 - set by install
     return logs
-
-
-def _bearer(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers with Basic credentials converted to the bearer token in them."""
-    kept = dict(headers)
-    kind, _, text = kept.get("authorization", "").partition(" ")
-    if kind.lower() == "basic":
-        try:
-            _, _, password = base64.b64decode(text, validate=True).decode().partition(":")
-        except (binascii.Error, UnicodeDecodeError):
-            password = ""
-        kept["authorization"] = f"Bearer {password or '-'}"
-    return kept

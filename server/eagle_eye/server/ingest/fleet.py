@@ -15,6 +15,7 @@ from eagle_eye.schema.frame import Frame, Rank
 from eagle_eye.schema.names import UNKNOWN
 from eagle_eye.server.history.history import LATE_S
 from eagle_eye.server.ingest.clock_notes import ClockNotes
+from eagle_eye.server.ingest.unmapped_senders import UnmappedSenders
 from eagle_eye.server.ingest.vouching import NodeQuota, Vouchers
 from eagle_eye.server.model.batch import ResolvedTemplate
 from eagle_eye.server.model.identity import Clusters, NameClaims, NodeNames
@@ -86,6 +87,7 @@ class Fleet:
         self._clocks: dict[str, NodeClock] = {}
         self._clocks_before: dict[str, tuple[float, float | None]] = {}  # offset and base in an earlier run
         self.clock_notes = ClockNotes()
+        self.unmapped_senders = UnmappedSenders()
         self.vouchers = vouchers or Vouchers()
         self.room = NodeQuota(nodes_max, self.vouchers)
         self._listeners: list[Callable[[Collection[str]], None]] = []

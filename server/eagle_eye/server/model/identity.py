@@ -58,6 +58,16 @@ def named(labels: Mapping[str, str], node_labels: Sequence[str]) -> NamedMachine
     return None
 
 
+def with_plain_names(labels: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the labels, and those with dots in their names also as OpenTelemetry translates them: with underscores.
+
+    A Prometheus that allows any name (UTF-8) has "k8s.node.name" where others have "k8s_node_name".
+    """
+    if not any("." in name for name in labels):
+        return labels
+    return {**{name.replace(".", "_"): value for name, value in labels.items()}, **labels}
+
+
 def _is_exporter_pod(value: str, labels: Mapping[str, str]) -> bool:
     """Return whether a host name is that of a pod which the series comes from."""
     if not POD_LABELS.isdisjoint(labels) and any(labels.get(label) == value for label in POD_LABELS):

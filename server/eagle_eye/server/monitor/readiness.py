@@ -82,6 +82,12 @@ def identity_note(fleet: Fleet, now_s: float) -> str:
     return "; ".join(said)
 
 
+def remote_write_note(fleet: Fleet, now_s: float) -> str:
+    """Return which senders' series are all left out because no name of theirs is mapped; "" for none."""
+    said = "; ".join(fleet.unmapped_senders.said(now_s))
+    return f"{said}: docs/how-to/prometheus.md has those that are" if said else ""
+
+
 def replication_note(leadership: Leadership | None, policy: PolicySettings, *, async_ok: bool) -> str:
     """Return what a leader that acts has to say of replicas which lag behind the database, "" for nothing."""
     behind = leadership.replicas_behind if leadership is not None and leadership.leads else 0

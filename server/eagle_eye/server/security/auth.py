@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import fnmatch
 import hashlib
 import hmac
@@ -29,6 +31,7 @@ JOIN_LIFETIME_S_MAX = 30 * 86_400.0  # a join token is on every host of a fleet,
 _RANK: Mapping[str, int] = MappingProxyType(
     {"agent": 0, "remote_write": 0, "join": 0, "read": 1, "operate": 2, "admin": 3}
 )
+# Never "Basic": a browser would ask for a password, keep it, and send it with whatever foreign pages have it request.
 _CHALLENGE: Mapping[str, str] = MappingProxyType({"WWW-Authenticate": "Bearer"})
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _WILDCARDS = frozenset("*?[")
@@ -41,19 +44,47 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class Credentials(NamedTuple):
-    """What identifies a request's sender."""
+    """What identifies a request's sender.
+
+    ``or_basic``: the token may be the password of Basic credentials. For endpoints of senders that know no other kind
+    and are no browsers: a browser repeats Basic credentials on its own, also for foreign pages.
+    """
 
     method: str
     authorization: str
     host: str
     origin: str
     certificate_names: frozenset[str] = frozenset()  # the names in the client's certificate
+    or_basic: bool = False
 
     @classmethod
-    def of(cls, method: str, headers: Mapping[str, str], state: Mapping[str, Any] = _NO_STATE) -> Credentials:
+    def of(
+        cls,
+        method: str,
+        headers: Mapping[str, str],
+        state: Mapping[str, Any] = _NO_STATE,
+        *,
+        or_basic: bool = False,
+    ) -> Credentials:
         """Return the credentials from a request's headers (names in lower case) and its connection's state."""
         names = state.get(CERTIFICATE_NAMES, frozenset())
-        return cls(method, headers.get("authorization", ""), headers.get("host", ""), headers.get("origin", ""), names)
+        authorization, host, origin = (headers.get(name, "") for name in ("authorization", "host", "origin"))
+        return cls(method, authorization, host, origin, names, or_basic)
+
+    @property
+    def accepted(self) -> str:
+        """What the header may be."""
+        basic = ", or HTTP basic auth with the token as password and any user name" if self.or_basic else ""
+        return f"Authorization: Bearer ee_...{basic}"
+
+    def token(self) -> str:
+        """Return the token's text, "" if there is none in what the header has."""
+        kind, _, text = self.authorization.partition(" ")
+        if self.or_basic and kind.lower() == "basic":
+            text = _password(text)
+        elif kind.lower() != "bearer":
+            return ""
+        return text.strip() if len(text) <= TOKEN_CHARS_MAX else ""
 
 
 class Principal(NamedTuple):
@@ -125,15 +156,15 @@ class Tokens:
 
     def authenticate(self, credentials: Credentials) -> Principal:
         """Return the principal. Raises Refusal 401, or 403 for a web page that misuses a browser on this machine."""
-        kind, _, text = credentials.authorization.partition(" ")
-        if not text:
+        if not credentials.authorization.partition(" ")[2]:
             if self._loopback and self._asks_for_none():
                 _check_browser(credentials)
                 return Principal(LOCAL, "admin")
-            raise Refusal(401, "no_token", "a token is needed: Authorization: Bearer ee_...", _CHALLENGE)
-        if kind.lower() != "bearer" or len(text) > TOKEN_CHARS_MAX:
-            raise Refusal(401, "token", "Authorization must be: Bearer ee_...", _CHALLENGE)
-        digest = sha256(text.strip())
+            raise Refusal(401, "no_token", f"a token is needed: {credentials.accepted}", _CHALLENGE)
+        text = credentials.token()
+        if not text:
+            raise Refusal(401, "token", f"no token is in the header; expected {credentials.accepted}", _CHALLENGE)
+        digest = sha256(text)
         token = self._token(digest)
         # The same answer for unknown, revoked and expired, so as not to reveal which tokens exist.
         if (
@@ -225,6 +256,14 @@ class Tokens:
                 "certificate",
                 f"node {node!r} needs a client certificate with that common name or DNS name; shown: {shown}",
             )
+
+
+def _password(text: str) -> str:
+    """Return the password in Basic credentials; "" where they are none."""
+    try:
+        return base64.b64decode(text.strip(), validate=True).decode().partition(":")[2]
+    except (binascii.Error, ValueError):
+        return ""
 
 
 def sha256(text: str) -> str:

@@ -18,6 +18,7 @@ from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.ingest.remote_write import snappy, wire
 from eagle_eye.server.ingest.remote_write.intake import RefusedSamples, RemoteWriteIntake, Taken, own_cell
 from eagle_eye.server.ingest.remote_write.keeper import Keeper, is_ours
+from eagle_eye.server.ingest.remote_write.mapping import TARGET_UP
 from eagle_eye.server.ingest.remote_write.membership import NodeJobs
 from eagle_eye.server.ingest.remote_write.other_cells import OtherCells
 from eagle_eye.server.ingest.remote_write.sender_clocks import SenderClocks
@@ -132,7 +133,7 @@ class RemoteWrite:
         headers = headers_of(scope)
         if scope["method"] != "POST":
             raise methods.refusal(scope["method"], ["POST"])
-        credentials = Credentials.of(scope["method"], headers, scope.get("state", {}))
+        credentials = Credentials.of(scope["method"], headers, scope.get("state", {}), or_basic=True)
         principal = self._auth.authenticate(credentials)
         writer = self._auth.authorise_remote_write(principal)
         self._admit(principal)
@@ -142,6 +143,8 @@ class RemoteWrite:
         written = await self._decoded(version, body)
         await self._membership.refresh()
         received_s = self._clock.now_s()
+        mapped = any(one.name != TARGET_UP for one in written.series)
+        self._fleet.unmapped_senders.note(principal.who, written.unwanted_names, received_s, mapped=mapped)
         sent_on = OF_ONE_CELL.decode() in headers
         # A client's certificate counts on its own connection only.
         other_cells = None if sent_on or credentials.certificate_names else self._other_cells

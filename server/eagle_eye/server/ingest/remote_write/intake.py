@@ -32,7 +32,7 @@ from eagle_eye.server.ingest.remote_write.rows import (
     StatedCode,
 )
 from eagle_eye.server.ingest.remote_write.wire import Malformed, Sample, WireSeries, labels
-from eagle_eye.server.model.identity import NameClaims, Naming, NoName
+from eagle_eye.server.model.identity import NameClaims, Naming, NoName, with_plain_names
 from eagle_eye.server.model.node_clocks import AGE_S_MAX, AHEAD_S_MAX
 from eagle_eye.server.model.scraped_devices import Watched
 
@@ -323,7 +323,7 @@ class RemoteWriteIntake:
         return known
 
     def _known(self, one: WireSeries, asked: Callable[[str], RefusedSamples | None], cell_of: CellOf) -> _Known:
-        found = labels(one.key)
+        found = with_plain_names(labels(one.key))
         try:
             name = self._naming.node(found).name
             job = next((found[label] for label in self._job_labels if found.get(label)), None)
@@ -351,7 +351,7 @@ class RemoteWriteIntake:
         told = (event, int(row.key), found.get(event.text, ""))
         return _Known(self._node(name), name, job, event=told, gpu=_gpu(exporter, row, found))
 
-    def _measuring(self, series: str, name: str, job: str | None, found: dict[str, str]) -> _Known:
+    def _measuring(self, series: str, name: str, job: str | None, found: Mapping[str, str]) -> _Known:
         parts: list[tuple[MappedRow, Member]] = []
         reason, blanks, model, gpu = "unmapped", False, "", None
         for use in self._table.metrics[series]:
@@ -415,6 +415,6 @@ def _is_blank(value: float) -> bool:
     return value >= BLANK_MIN or BLANKS_32[0] <= value <= BLANKS_32[1]
 
 
-def _width(rule: Rule, found: dict[str, str]) -> float:
+def _width(rule: Rule, found: Mapping[str, str]) -> float:
     said = next((found[label] for label in rule.of if label in found), "")
     return float(said) if said.isascii() and said.isdigit() and len(said) < 10 else 0.0

@@ -42,6 +42,7 @@ class Origin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     series: str
     factor: float = 1.0
+    unit: str = ""
     where: dict[str, str] = {}
     rate: bool = False
     over: bool = False
@@ -105,7 +106,7 @@ class Use(NamedTuple):
 
 
 class Table(NamedTuple):
-    """The mapping by series name. ``wanted`` has all names, as they are on the wire."""
+    """The mapping by series name, also by those of ``translated``. ``wanted`` has all, as they are on the wire."""
 
     metrics: Mapping[str, tuple[Use, ...]]
     events: Mapping[str, EventRule]
@@ -134,6 +135,12 @@ def load(file: Path = FILE) -> Table:
         if event.kind not in event_catalogue.BY_KIND or not raw.exporter[event.exporter].device:
             raise ValueError(f"{event.series} cannot become an event {event.kind!r} of a device")
     events = {event.series: event for event in raw.event}
+    units = {name: uses[0].origin.unit for name, uses in metrics.items()} | dict.fromkeys(events, "")
+    for other, name in _other_names(units).items():
+        if name in events:
+            events[other] = events[name]
+        else:
+            metrics[other] = metrics[name]
     names = (*metrics, *events, TARGET_UP)
     return Table(
         MappingProxyType({name: tuple(uses) for name, uses in metrics.items()}),
@@ -141,6 +148,28 @@ def load(file: Path = FILE) -> Table:
         MappingProxyType(raw.exporter),
         frozenset(name.encode() for name in names),
     )
+
+
+def translated(series: str, unit: str) -> set[str]:
+    """Return the names that a series may have after OpenTelemetry's translation to Prometheus, its own among them.
+
+    A counter gets ``_total`` where it lacks it, or loses it where a receiver trims names; a known unit is appended
+    before that. Values stay as they are: a name with another unit is none of these, because nobody knows what scaled
+    its values. https://opentelemetry.io/docs/specs/otel/compatibility/prometheus_and_openmetrics/
+    """
+    stem = series.removesuffix("_total")
+    stems = (stem, f"{stem}_{unit}") if unit else (stem,)
+    return {series} | {stem + total for stem in stems for total in ("", "_total")}
+
+
+def _other_names(units: Mapping[str, str]) -> dict[str, str]:
+    """Return the mapped series by their other names. Raises ValueError where a name means two of them."""
+    found: dict[str, str] = {}
+    for series, unit in units.items():
+        for other in translated(series, unit) - {series}:
+            if other in units or other == TARGET_UP or found.setdefault(other, series) != series:
+                raise ValueError(f"{other} may be {series} or {found.get(other, other)}")
+    return found
 
 
 def row_of(exporter: Exporter, labels: Mapping[str, str]) -> MappedRow | None:

@@ -22,6 +22,7 @@ from eagle_eye.server.history.remote_store import encoding
 SAMPLES_MAX = 200_000  # per request; Prometheus sends 2,000
 SYMBOLS_MAX = 500_000  # per request; 2,000 series have some thousands
 LABELS_MAX = 512  # per series of version 2; Kubernetes adds them by the dozen
+UNWANTED_NAMES_MAX = 16  # per request
 LABEL_BYTES_MAX = 16_384  # of all labels of one wanted series
 STALE_NAN = bytes.fromhex("020000000000f07f")  # stale marker "this series has ended", little-endian
 
@@ -61,14 +62,16 @@ class WireSeries(NamedTuple):
 class WriteRequest:
     """The contents of a request.
 
-    ``samples`` counts all of them, ``unwanted`` those of series with unwanted names, ``oversized`` those of wanted ones
-    with labels beyond the limit. ``beside`` counts the rest: histogram, exemplar, metadata.
+    ``samples`` counts all of them, ``unwanted`` those of series with unwanted names (the first of which are in
+    ``unwanted_names``), ``oversized`` those of wanted ones with labels beyond the limit. ``beside`` counts the rest:
+    histogram, exemplar, metadata.
     """
 
     series: list[WireSeries] = field(default_factory=list)
     series_count: int = 0
     samples: int = 0
     unwanted: int = 0
+    unwanted_names: dict[bytes, None] = field(default_factory=dict)
     oversized: int = 0
     beside: Counter[str] = field(default_factory=Counter)
 
@@ -148,7 +151,7 @@ def _series_v1(body: bytes, start: int, end: int, wanted: Container[bytes], writ
             written.beside[_BESIDE_V1[number]] += 1
     name = _name_v1(key)
     if name not in wanted:
-        written.unwanted += len(samples)
+        _leave_out(written, name, len(samples))
     elif len(key) > LABEL_BYTES_MAX:
         written.oversized += len(samples)
     else:
@@ -187,13 +190,19 @@ def _series_v2(
     texts = _resolved(references, symbols)
     name = next((value for name, value in zip(texts[::2], texts[1::2], strict=True) if name == b"__name__"), b"")
     if name not in wanted:
-        written.unwanted += len(samples)
+        _leave_out(written, name, len(samples))
     elif sum(map(len, texts)) > LABEL_BYTES_MAX:  # checked first: all could be the same, longest symbol
         written.oversized += len(samples)
     elif any(_SYMBOLS_KEY in text for text in texts):
         raise Malformed("labels", "a label is not valid UTF-8")
     else:
         written.series.append(WireSeries(b"\xff" + b"\xff".join(texts), name.decode(), samples))
+
+
+def _leave_out(written: WriteRequest, name: bytes, samples: int) -> None:
+    written.unwanted += samples
+    if len(written.unwanted_names) < UNWANTED_NAMES_MAX:
+        written.unwanted_names[name] = None
 
 
 def _resolved(references: list[int], symbols: list[bytes]) -> list[bytes]:
