@@ -462,6 +462,14 @@ def test_of_a_prometheus_that_is_ahead_the_rows_are_of_now_and_the_troubles_say_
     assert troubles["clock"] == "4 times that it sent cannot be and were moved to when they came"
 
 
+def test_samples_of_a_prometheus_that_is_ahead_keep_their_distance(server: Running, clock: FakeClock) -> None:
+    clock.time_s = NOW + 1.0
+    ahead = [temperature(50.0, NOW + 3_600.0 - age_s, node) for node, age_s in (("n1", 0.0), ("n2", 0.0), ("n3", 10.0))]
+    assert write(server, *ahead).status_code == 204
+    times = {seen.node: seen.time_s - clock.time_s for seen, *_ in server.watcher.frames}
+    assert times == {"n1": 0.0, "n2": 0.0, "n3": -10.0}
+
+
 def test_the_agents_word_beats_series_of_its_machine(server: Running, clock: FakeClock) -> None:
     server.client.post("/api/v1/frames", content=body(frame(node="n1")), headers={"content-type": CONTENT_TYPE})
     clock.advance(1.0)

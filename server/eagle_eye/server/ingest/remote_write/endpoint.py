@@ -151,10 +151,11 @@ class RemoteWrite:
         cell_of = own_cell if other_cells is None else other_cells.cell_of
         reserved: list[str] = []
         admit, taken = self._admission(principal, writer, received_s, reserved), Taken()
+        offset_s = self._senders.offset_s(principal.who, written.series, received_s)
         try:
             for start in range(0, len(written.series), SERIES_AT_ONCE):
                 part = written.series[start : start + SERIES_AT_ONCE]
-                self._intake.take(part, received_s, admit, taken, cell_of=cell_of)
+                self._intake.take(part, received_s, admit, taken, offset_s, cell_of)
                 await asyncio.sleep(0)  # let the event loop serve others
             await self._keeper.keep(taken.moments)
         except HistoryBusy as error:
