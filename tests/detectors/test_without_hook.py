@@ -130,6 +130,13 @@ class TestWork:
         assert seen is not None
         assert (seen.idle_s, seen.by_wires) == (30.0, True)
 
+    def test_the_sum_of_both_directions_is_nvlink_too(self) -> None:
+        story = self.kept(30)
+        story.device["gpu_nvlink_bytes_per_second"] = 2 * story.device.pop("gpu_nvlink_tx_bytes_per_second")
+        seen = work(story.window())
+        assert seen is not None
+        assert (seen.idle_s, seen.by_wires) == (30.0, True)
+
     def test_an_evaluation_that_moves_one_of_them_is_work(self) -> None:
         story = self.kept(30)
         story.device["gpu_nvlink_tx_bytes_per_second"][-30:] = 5e10

@@ -82,6 +82,9 @@ METRICS: tuple[MetricSpec, ...] = (
     _device("gpu_pcie_replays_total", "replays", "PCIe packets sent again.", MetricKind.COUNTER),
     _device("gpu_nvlink_rx_bytes_per_second", "bytes_per_second", "Received over all NVLinks."),
     _device("gpu_nvlink_tx_bytes_per_second", "bytes_per_second", "Sent over all NVLinks."),
+    _device(
+        "gpu_nvlink_bytes_per_second", "bytes_per_second", "Received and sent over all NVLinks, where the sum is known."
+    ),
     _device("gpu_nvlink_errors_total", "errors", "NVLink errors over all links.", MetricKind.COUNTER),
     _device("gpu_nvlinks_active", "links", "NVLinks that are up."),
     _device("train_step", "steps", "Last finished training step.", MetricKind.SEQUENCE),

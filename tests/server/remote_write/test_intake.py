@@ -274,6 +274,13 @@ def test_a_port_that_came_later_adds_only_what_happens_since() -> None:
     assert site.row("node_rdma_link_downed_total")[-2:] == [(30.0, 1.0), (45.0, 2.0)]
 
 
+def test_dcgms_sum_of_nvlinks_is_a_rate_in_its_own_unit() -> None:
+    site = Site()
+    for at, value in ((0.0, 0.0), (15.0, 200_000.0), (30.0, 120_000.0)):
+        site.send(dcgm("DEV_NVLINK_BANDWIDTH_TOTAL", value, at))
+    assert site.row("gpu_nvlink_bytes_per_second", key=0) == [(0.0, 0.0), (15.0, 2.048e11), (30.0, 1.2288e11)]
+
+
 def test_a_total_stays_whole_over_an_outage() -> None:
     site = Site()
     for at in (0.0, 15.0, 4_000.0, 4_015.0):

@@ -44,6 +44,8 @@ SOURCES: Mapping[str, DcgmField] = MappingProxyType(
         "DCGM_FI_PROF_PCIE_TX_BYTES": DcgmField("gpu_pcie_tx_bytes_per_second", 1.0, _BYTES_PER_S_MAX),
         "DCGM_FI_PROF_NVLINK_RX_BYTES": DcgmField("gpu_nvlink_rx_bytes_per_second", 1.0, _BYTES_PER_S_MAX),
         "DCGM_FI_PROF_NVLINK_TX_BYTES": DcgmField("gpu_nvlink_tx_bytes_per_second", 1.0, _BYTES_PER_S_MAX),
+        # KiB a second, divided by 1,000, although declared a counter.
+        "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL": DcgmField("gpu_nvlink_bytes_per_second", 1_024_000.0, _BYTES_PER_S_MAX),
         "DCGM_FI_DEV_GPU_UTIL": DcgmField("gpu_utilization_ratio", 0.01, 1.0),
         "DCGM_FI_DEV_FB_USED": DcgmField("gpu_memory_used_bytes", float(1 << 20), 1e13),
         "DCGM_FI_DEV_POWER_USAGE": DcgmField("gpu_power_watts", 1.0, 1e5),

@@ -48,7 +48,7 @@ MANY_NODES = 3  # with fewer links all along: built that way
 WHOLE_NODE_SHARE = 0.75  # of a node's GPUs: then something they share has failed
 CONFIDENCE_SURE, CONFIDENCE_LINKS, CONFIDENCE_ERRORS, CONFIDENCE_TRAFFIC, CONFIDENCE_ONCE = 0.95, 0.85, 0.9, 0.8, 0.6
 ACTIVE = "gpu_nvlinks_active"
-TRAFFIC = ("gpu_nvlink_rx_bytes_per_second", "gpu_nvlink_tx_bytes_per_second")
+TRAFFIC = ("gpu_nvlink_rx_bytes_per_second", "gpu_nvlink_tx_bytes_per_second", "gpu_nvlink_bytes_per_second")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

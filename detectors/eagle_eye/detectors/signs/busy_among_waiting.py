@@ -27,6 +27,7 @@ COUNTERS = (
     "gpu_dram_active_ratio",
     "gpu_utilization_ratio",
     "gpu_nvlink_tx_bytes_per_second",
+    "gpu_nvlink_bytes_per_second",
 )
 OCCUPANCY = frozenset({"gpu_sm_active_ratio", "gpu_utilization_ratio"})  # fall only while no kernel runs
 ROWS_MIN = 4  # observed on each side

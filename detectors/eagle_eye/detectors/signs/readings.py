@@ -30,6 +30,7 @@ RESTLESS = (
     "gpu_pcie_tx_bytes_per_second",
     "gpu_nvlink_rx_bytes_per_second",
     "gpu_nvlink_tx_bytes_per_second",
+    "gpu_nvlink_bytes_per_second",
 )
 # The same of a port that carries traffic or sends pauses, and of a node's network.
 RESTLESS_OF_LINK = (

@@ -21,10 +21,11 @@ STEADY_MOVES = (  # counters that training moves all through a step
     "gpu_tensor_active_ratio",
     "gpu_dram_active_ratio",
     "gpu_nvlink_tx_bytes_per_second",
+    "gpu_nvlink_bytes_per_second",
 )
 MOVES = (*STEADY_MOVES, "gpu_pcie_tx_bytes_per_second")  # throughput; PCIe comes in bursts, as ports do
 NODE_MOVES = "node_rdma_tx_bytes_per_second"
-NVLINK = "gpu_nvlink_tx_bytes_per_second"
+NVLINK = ("gpu_nvlink_tx_bytes_per_second", "gpu_nvlink_bytes_per_second")  # the first that is observed
 WIRES_MIN = 2  # of NVLink, PCIe and ports, that must be idle to count on their own
 STEADY_RATIO = 0.5  # of a job's rows in which NVLink must have carried its usual load, to indicate a standstill
 WAITING_MOVES = "gpu_dram_active_ratio"  # waiting kernels poll memory: used only if no other counter is observed
@@ -104,7 +105,7 @@ def _idle_by_wires(window: Window) -> Work | None:
 
     A single link may be idle while the job goes on in another way.
     """
-    values = window.device.get(NVLINK)
+    values = _of_nvlink(window)
     columns = None if values is None else _heard(values)
     seen = None if columns is None or _works_at_a_glance(columns) else _seen(columns, window.times_s)
     if columns is None or seen is None or seen.idle_s == 0:
@@ -115,6 +116,10 @@ def _idle_by_wires(window: Window) -> Work | None:
         return None  # bursty traffic has gaps
     moving = [moves for moves in _moving(window, seen.since_s) if moves is not None]
     return seen._replace(by_wires=True) if len(moving) >= WIRES_MIN and not any(moving) else None
+
+
+def _of_nvlink(window: Window) -> Floats | None:
+    return next((values for name in NVLINK if (values := window.device.get(name)) is not None), None)
 
 
 def _heard(values: Floats) -> Floats:
@@ -174,10 +179,10 @@ def moves(window: Window, since_s: float) -> bool | None:
 
 def _moving(window: Window, since_s: float) -> list[bool | None]:
     """Return whether each training-only counter still moves: tensor cores, then the links; None if not known."""
-    tensor, *wires = (metric for metric in MOVES if metric != WAITING_MOVES)
+    pcie = window.device.get("gpu_pcie_tx_bytes_per_second")
     return [
-        _still_moves(window.device.get(tensor), window.times_s, since_s, COMPUTING_TENSOR_RATIO),
-        *(_still_moves(window.device.get(wire), window.times_s, since_s, USED_BYTES_PER_S) for wire in wires),
+        _still_moves(window.device.get("gpu_tensor_active_ratio"), window.times_s, since_s, COMPUTING_TENSOR_RATIO),
+        *(_still_moves(wire, window.times_s, since_s, USED_BYTES_PER_S) for wire in (_of_nvlink(window), pcie)),
         _still_moves(window.node.get(NODE_MOVES), window.node_times_s, since_s, USED_BYTES_PER_S),
     ]
 

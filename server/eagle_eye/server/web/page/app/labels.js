@@ -45,6 +45,7 @@ export const METRIC_LABELS = {
   "gpu_pcie_replays_total": "PCIe replays",
   "gpu_nvlink_rx_bytes_per_second": "NVLink received",
   "gpu_nvlink_tx_bytes_per_second": "NVLink sent",
+  "gpu_nvlink_bytes_per_second": "NVLink received and sent",
   "gpu_nvlink_errors_total": "NVLink errors",
   "gpu_nvlinks_active": "NVLinks up",
   "train_step": "Last finished step",
