@@ -168,6 +168,10 @@ def test_advice_below_a_message_is_left_out() -> None:
         ("terminate called after throwing an instance of 'std::bad_alloc'\nother\n", "std::bad_alloc"),
         ("terminate called without an active exception\n", "terminate called without an active exception"),
         (
+            "Fatal Python error: Bus error\n\nCurrent thread 0x7f (most recent call first):\n",
+            "Fatal Python error: Bus error",
+        ),
+        (
             "libc++abi: terminating due to uncaught exception of type std::runtime_error: no device\n",
             "std::runtime_error: no device",
         ),
@@ -353,6 +357,16 @@ class TestOfOneNode:
         (event,) = site.collect(agent).events
         assert (event.kind, event.device) == ("nccl_warning", 4)
         assert event.attributes == {"text": "NET/IB : status=12 len=65536", "rank": 4, "job": "j", "attempt": 0}
+
+    def test_a_warning_of_another_host_is_not_taken_by_its_number(self, site: Site) -> None:
+        site.runs(*range(8), size=16)
+        console = site.log("console.log")
+        agent = site.agent("console.log")
+        site.collect(agent)
+        for host in ("elsewhere", os.uname().nodename):
+            append(console, f"{host}:1003:1357 [3] ib_plugin.c:1615 NCCL WARN NET/IB : port error of {host}\n")
+        events = site.collect(agent).events
+        assert [(event.device, "elsewhere" in event.attributes["text"]) for event in events] == [(3, False)]
 
     def test_a_rank_gone_before_it_was_found_is_told_by_its_launchers_table(self, site: Site) -> None:
         site.runs(12, size=16)

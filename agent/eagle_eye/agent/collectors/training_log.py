@@ -115,7 +115,8 @@ class TrainingLogCollector:
         rank = reading.rank if reading is not None else watchdog.rank if watchdog is not None else None
         writer = reading.writer if reading is not None else LineWriter.ANY
         processes = self._ranks.processes()
-        if words is not None and words.pid in {process.pid for process in processes}:  # else its container's
+        ours = words is not None and words.host.partition(".")[0] == self._host  # else another's, or a container's
+        if words is not None and ours and words.pid in {process.pid for process in processes}:
             line = replace(line, pid=words.pid)
         return writer_of(line, rank, writer, log.origin, processes, self._logs.tasks)
 

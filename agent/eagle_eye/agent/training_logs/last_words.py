@@ -34,9 +34,9 @@ _ENDING = re.compile(r"((?:[A-Za-z_]\w{0,100}\.){0,12}([A-Z]\w{0,100}|\w{0,100}?
 _PLACE = re.compile(r'\s{1,8}File "[^"]{1,400}", line \d{1,9}(, in .{1,200})?\s*$')
 # Exceptions that stop programs deliberately, and those launchers raise when one of their ranks has failed.
 _NO_CAUSE = frozenset({"KeyboardInterrupt", "SystemExit", "GeneratorExit", "SignalException", "ChildFailedError"})
-# libstdc++ and libc++; what() follows, on a line of its own or on the same one.
+# libstdc++, libc++ and the interpreter; what() follows, on a line of its own or on the same one.
 _ABORT = re.compile(
-    r"(?:terminate called |libc\+\+abi: terminating due to )"
+    r"(?:terminate called |libc\+\+abi: terminating due to |Fatal Python error: )"
     r"(?:after throwing an instance of '([^']{1,200})'"
     r"|uncaught exception of type ([\w:<>]{1,200}?)(?:: (.{1,2000}))?$|.*)"
 )
@@ -44,7 +44,8 @@ _WHAT = re.compile(r"\s{1,4}what\(\):\s{1,4}(.*)")
 _WATCHDOG = re.compile(r"\[[EF].{1,400}?\] (?P<said>[\w' ]{1,60} thread terminated with exception: .*)")
 # host:pid:thread [device]; what comes before it is the program's own.
 _WARNING = re.compile(
-    r"(?:.{0,80}\s)?\S{1,255}:(?P<pid>[0-9]{1,10}):[0-9]{1,10} \[[0-9]{1,4}\] .{0,200}?NCCL WARN (?P<said>.+)"
+    r"(?:.{0,80}\s)?(?P<host>[^\s:]{1,255}):(?P<pid>[0-9]{1,10}):[0-9]{1,10} \[[0-9]{1,4}\] .{0,200}?"
+    r"NCCL WARN (?P<said>.+)"
 )
 # What is no part of a message: another program's or logger's line, a stack of C++ frames, a ruler.
 _ANOTHER = re.compile(
@@ -61,11 +62,13 @@ _BARE: tuple[int | None, ...] = (None, None, None)  # the stream of lines withou
 class LastWords:
     """One failure's words, which may go on while more lines come; ``line`` is the one that says who wrote them.
 
-    A "warning" is NCCL's: the program may survive it. ``pid`` is the writer's own, in its container perhaps.
+    A "warning" is NCCL's: the program may survive it. ``host`` and ``pid`` are the writer's own, in its container
+    perhaps.
     """
 
     line: LogLine
     kind: Literal["traceback", "abort", "warning"] = "abort"
+    host: str = ""
     pid: int | None = None
     lines: list[str] = field(default_factory=list)
 
@@ -185,7 +188,7 @@ def _begun(line: LogLine) -> _Open | None:
     if found := _WATCHDOG.match(text):
         return _Open(LastWords(_by_group(line, text), lines=[found["said"]]), known=True)
     if found := _WARNING.match(text):
-        words = LastWords(line, "warning", int(found["pid"]), [found["said"].strip()])
+        words = LastWords(line, "warning", found["host"], int(found["pid"]), [found["said"].strip()])
         return _Open(words, known=True)
     return None
 
