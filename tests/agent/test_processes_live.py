@@ -147,14 +147,16 @@ def test_a_real_end_is_told_with_its_code(host: Host, library: Path, command: st
 def test_a_rank_that_cuda_refuses_is_told_with_its_error(host: Host, tmp_path: Path) -> None:
     environ = {"EAGLE_EYE_JOB": host.job, "TORCHELASTIC_RUN_ID": "run", "WORLD_SIZE": "2"}
     logs = TrainingLogCollector(host.processes, host.drops, monotonic_s=host.clock.monotonic_s)
+    log = tmp_path / "log"
     waits = "import sys; print(flush=True); sys.stdin.readline()"
     with (
         script(waits, **environ, RANK="0", LOCAL_RANK="0") as peer,
-        script(REFUSED, str(tmp_path / "log"), **environ, RANK="1", LOCAL_RANK="1") as training,
+        script(REFUSED, str(log), **environ, RANK="1", LOCAL_RANK="1") as training,
     ):
         line(peer)
         host.on_gpu = {peer.pid: 0}
         line(training)
+        until(lambda: log.exists() and log.stat().st_size > 0)
         until(lambda: host.pids() == [peer.pid, training.pid])
         logs.collect(time.time())
         says(training, "")
