@@ -7,7 +7,15 @@ from hypothesis import strategies as st
 from eagle_eye.agent.processes import environment
 from eagle_eye.agent.processes.cgroup import Cgroup, parse
 from eagle_eye.agent.processes.choice import Candidate, choose
-from eagle_eye.agent.processes.environment import BadEnvironment, identity, launch, may_name_a_rank, variables
+from eagle_eye.agent.processes.environment import (
+    BadEnvironment,
+    cohort,
+    identity,
+    is_elastic_worker,
+    launch,
+    may_name_a_rank,
+    variables,
+)
 from eagle_eye.agent.processes.process_files import is_launcher
 from eagle_eye.agent.training_hook.sender import Identity
 from tests.agent.fakes import REPOSITORY
@@ -109,6 +117,25 @@ def test_of_two_values_the_first_counts_as_in_the_process_itself() -> None:
     assert variables(b"XRANK=3\0RANK=1\0RANK=2\0") == {"RANK": "1"}
 
 
+def test_a_launcher_is_not_of_its_ranks_cohort() -> None:
+    ranks = [SRUN | TORCHRUN | {"RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0"} for rank in (0, 1)]
+    assert launch(ranks[0]) != launch(ranks[1])
+    assert cohort(ranks[0]) == cohort(ranks[1]) != cohort(SRUN)
+    assert cohort(SRUN) == cohort(SRUN | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0"})
+    for other in ({"WORLD_SIZE": "4"}, {"SLURM_STEP_ID": "1"}, {"TORCHELASTIC_RUN_ID": "r"}):
+        assert cohort(ranks[0] | other) != cohort(ranks[0])
+
+
+def test_only_an_elastic_launcher_proves_a_rank_without_a_gpu() -> None:
+    elastic = TORCHRUN | {"TORCHELASTIC_RUN_ID": "none"}
+    assert is_elastic_worker(elastic)
+    assert not is_elastic_worker(SRUN | TORCHRUN)  # as programs set them for the processes that they start
+    assert not is_elastic_worker(SRUN | {"TORCHELASTIC_RUN_ID": "r", "RANK": "1"})
+    assert not is_elastic_worker(elastic | {"CUDA_VISIBLE_DEVICES": ""})
+    assert not is_elastic_worker(elastic | {"CUDA_VISIBLE_DEVICES": "-1"})
+    assert is_elastic_worker(elastic | {"CUDA_VISIBLE_DEVICES": "0,1"})
+
+
 def test_a_launch_is_what_launchers_change_and_ranks_do_not() -> None:
     assert launch(SRUN) != launch(SRUN | TORCHRUN)
     assert launch(TORCHRUN) == launch(TORCHRUN | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"})
@@ -151,29 +178,38 @@ def test_any_control_group_is_an_owner_or_none(text: str) -> None:
     assert found.slurm_job == "" or found.slurm_job.isdecimal()
 
 
-def candidate(pid: int, parent: int = 1, rank: int = 0, *, certain: bool = False, trains: bool = True) -> Candidate:
+def candidate(
+    pid: int, parent: int = 1, rank: int = 0, *, certain: bool = False, trains: bool = True, launched: bool = False
+) -> Candidate:
     environ = TORCHRUN | {"RANK": str(rank)}
-    return Candidate(pid, parent, pid, Identity.of(environ), launch(environ), certain, trains)
+    return Candidate(
+        *(pid, parent, pid, Identity.of(environ), launch(environ), cohort(environ)),
+        elastic=launched, certain=certain, trains=trains, launched=launched, waited=not launched,
+    )  # fmt: skip
 
 
 def test_parents_that_form_a_ring_are_no_endless_way_up() -> None:
     ring = {1: candidate(1, 2), 2: candidate(2, 1), 3: candidate(3, 3)}
-    choice = choose(ring, set())
+    choice = choose(ring)
     assert [item.pid for item in choice.ranks.values()] == [1]
 
 
-@given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12), st.integers(0, 3), st.booleans(), st.booleans())))
+@given(
+    st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12), st.integers(0, 3), st.booleans(), st.booleans())),
+    st.booleans(),
+)
 def test_no_two_processes_are_one_rank_and_none_is_another_s_child(
-    items: list[tuple[int, int, int, bool, bool]],
+    items: list[tuple[int, int, int, bool, bool]], launched: bool
 ) -> None:
     candidates = {
-        pid: candidate(pid, parent, rank, certain=certain, trains=trains)
+        pid: candidate(pid, parent, rank, certain=certain and launched, trains=trains, launched=launched)
         for pid, parent, rank, certain, trains in items
     }
-    choice = choose(candidates, {"default"} if any(item.certain for item in candidates.values()) else set())
+    choice = choose(candidates)
     chosen = list(choice.ranks.values())
     assert len({item.key for item in chosen}) == len(chosen)
-    assert len({item.certain for item in chosen}) <= 1
+    assert launched or len({item.certain for item in chosen}) <= 1
+    assert len({item.launch for item in chosen if not item.certain}) == len([i for i in chosen if not i.certain])
     for item in chosen:
         assert candidates.get(item.parent) not in chosen or item.parent >= item.pid
 

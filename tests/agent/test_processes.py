@@ -19,6 +19,7 @@ from eagle_eye.schema.events import Event
 from tests.agent.fakes import FakeClock
 from tests.agent.process_tree import Node, ProcessTree, rank
 
+SRUN = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}
 UUIDS = {"GPU-aa": 0, "GPU-bb": 1, "MIG-cc": 5}
 
 
@@ -115,10 +116,181 @@ def test_a_process_counts_from_when_it_has_loaded_torch(node: Node) -> None:
 
 def test_where_there_are_gpus_others_count_only_after_a_while(node: Node) -> None:
     node.uuids.update(UUIDS)
-    node.tree.starts(10, rank(0), torch=True)
+    node.tree.starts(10, SRUN, torch=True)
+    node.tree.starts(20, rank(1), torch=True)
     node.look()
     assert node.look(SETTLE_S + LOOK_S).ranks == []
-    assert len(node.look(SETTLE_WITH_GPUS_S).ranks) == 1
+    assert node.pids() == [20]
+    assert len(node.look(SETTLE_WITH_GPUS_S).ranks) == 2
+
+
+def test_a_rank_is_followed_at_once_and_reported_on_its_gpu(node: Node) -> None:
+    node.uuids.update(UUIDS)
+    node.tree.starts(10, rank(1), torch=True)
+    assert node.look() == Observed()
+    (process,) = node.processes.all()
+    assert (process.pid, process.device, process.starting) == (10, 1, True)
+    node.on_gpu = {10: 0}
+    seen = node.look()
+    assert [(r.pid, r.device) for r in seen.ranks] == [(10, 0)]
+    assert seen.events == []
+    assert [(p.device, p.starting) for p in node.processes.all()] == [(0, False)]
+    assert node.drops.snapshot() == {}
+
+
+def test_a_rank_that_fails_without_a_gpu_has_ended(node: Node) -> None:
+    node.tree.starts(10, rank(0), torch=True)
+    node.tree.starts(20, rank(1), torch=True)
+    node.on_gpu = {10: 0}
+    node.look()
+    node.tree.starts(30, rank(2), torch=True)  # between two looks, ten seconds before its end
+    assert [r.pid for r in node.look().ranks] == [10]
+    node.tree.ends(20, 1)
+    node.tree.ends(30, 1)
+    seen = node.look()
+    assert [(r.rank, r.device) for r in seen.ranks] == [(0, 0), (1, 1), (2, 2)]
+    assert [(e.device, e.attributes["rank"], e.attributes["exit_code"]) for e in seen.events] == [(1, 1, 1), (2, 2, 1)]
+    assert [r.pid for r in node.look().ranks] == [10]
+
+
+def test_a_good_end_without_a_gpu_is_no_event(node: Node) -> None:
+    node.tree.starts(10, rank(0), torch=True)
+    node.look()
+    assert node.pids() == [10]
+    node.tree.ends(10, 0)
+    assert node.look() == Observed()
+
+
+def test_ranks_of_the_next_attempt_are_followed_from_their_start(node: Node) -> None:
+    node.tree.starts(6, SRUN, torch=True, arguments="torchrun train.py")
+    node.tree.starts(10, SRUN | rank(0, 1), parent=6, torch=True)
+    node.look()
+    assert node.pids() == [10]
+    node.on_gpu = {10: 0}
+    node.look()
+    node.tree.ends(10, 1)
+    node.look()
+    node.tree.starts(20, SRUN | rank(0, 1, TORCHELASTIC_RESTART_COUNT="1"), parent=6, torch=True)
+    node.look()
+    assert node.pids() == [20]
+
+
+def test_tasks_of_a_step_whose_others_hold_gpus_are_ranks(node: Node) -> None:
+    step = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "3", "SLURM_STEP_ID": "0"}
+    for number in range(3):
+        node.tree.starts(10 + number, step | {"SLURM_PROCID": str(number)}, torch=True)
+    node.tree.starts(20, step | {"SLURM_PROCID": "2", "SLURM_STEP_ID": "1"}, torch=True)  # another program's
+    assert node.look() == Observed()
+    assert node.pids() == []
+    node.on_gpu = {10: 0}
+    node.look()
+    assert node.pids() == [10, 11, 12]
+
+
+HELPERS = {
+    "a data loader": (rank(1, 8), 20),
+    "a data loader that looks for no GPU": (rank(1, 8, CUDA_VISIBLE_DEVICES=""), 20),
+    "an inference engine's worker, with a rank of its own": (rank(5, 8), 20),
+    "the same, of a rank that holds a GPU": (rank(5, 8), 10),
+    "preprocessing that a script runs before the training": (rank(2, 8), 30),
+    "what left its parent": (rank(1, 8), 1),
+    "what left a script that waits": (rank(2, 8), 1),
+    "one whose rank holds a GPU already": (rank(0, 8), 1),
+    "preprocessing by torchrun beside the training": (rank(3, 4), 1),
+    "what a program made a rank of its own": ({"RANK": "3", "LOCAL_RANK": "3", "EAGLE_EYE_JOB": "llm"}, 1),
+    "a launcher that we do not know": ({"SLURM_PROCID": "3", "EAGLE_EYE_JOB": "llm"}, 1),
+}
+
+
+@pytest.mark.parametrize(("environ", "parent"), HELPERS.values(), ids=HELPERS)
+def test_what_fails_beside_ranks_that_start_is_no_rank(node: Node, environ: dict[str, str], parent: int) -> None:
+    node.uuids.update(UUIDS)
+    node.tree.starts(10, rank(0, 8), torch=True)
+    node.on_gpu = {10: 0}
+    node.tree.starts(20, rank(1, 8), torch=True)
+    node.tree.starts(30, rank(2, 8), arguments="bash run.sh")
+    node.tree.starts(40, environ, parent=parent, torch=True)
+    for _ in range(20):
+        node.look()
+        assert node.pids()[:1] == [10]
+        assert 40 not in node.pids()
+    node.tree.ends(40, 1)
+    assert node.look().events == []
+
+
+def test_what_scripts_run_in_their_tasks_place_is_no_rank(node: Node) -> None:
+    for number in range(2):
+        task = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "2", "SLURM_PROCID": str(number)}
+        stated = task | {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": "2"}
+        node.tree.starts(10 + number, task, arguments="bash run.sh")
+        node.tree.starts(20 + number, stated, parent=10 + number, torch=True)
+    node.on_gpu = {20: 0}
+    assert [r.pid for r in node.settled().ranks] == [20]
+    assert node.pids() == [20]
+
+
+def test_a_launch_inside_a_rank_is_not_believed_before_it_computes(node: Node) -> None:
+    node.uuids.update(UUIDS)
+    node.tree.starts(10, rank(0), torch=True)
+    node.tree.starts(40, rank(0, 1, TORCHELASTIC_RUN_ID="evaluation"), parent=10, torch=True)
+    node.look()
+    assert node.pids() == [10]
+    node.on_gpu = {10: 0}
+    node.look()
+    assert node.pids() == [10]
+    node.tree.ends(40, 1)
+    assert node.look().events == []
+
+
+def test_what_an_unseen_end_leaves_behind_is_no_rank(node: Node) -> None:
+    node.tree.starts(10, rank(0), torch=True)
+    node.look()
+    node.tree.starts(11, rank(0), parent=10, torch=True)  # since the look
+    node.tree.ends(10, 1)
+    node.tree.starts(11, rank(0), torch=True)  # nobody's child any more
+    assert len(node.look().events) == 1
+    node.settled()
+    assert node.pids() == []
+    node.tree.ends(11, 1)
+    assert node.look().events == []
+
+
+def test_the_process_that_comes_to_hold_the_gpu_takes_over_silently(node: Node) -> None:
+    node.tree.starts(10, rank(0), torch=True, arguments="python wrapper.py")
+    node.look()
+    assert node.pids() == [10]
+    node.tree.starts(11, rank(0), parent=10, torch=True)
+    node.on_gpu = {11: 1}
+    seen = node.look()
+    assert [(r.pid, r.device) for r in seen.ranks] == [(11, 1)]
+    assert seen.problem == ""
+    assert node.pids() == [11]
+    node.tree.ends(10, 1)
+    assert node.look().events == []
+    node.tree.ends(11, 1)
+    assert [event.attributes["pid"] for event in node.look().events] == [11]
+    assert node.pids() == []
+
+
+def test_a_rank_that_turns_out_to_launch_others_is_none(node: Node) -> None:
+    node.tree.starts(10, rank(1), torch=True, arguments="python my_launcher.py")
+    node.look()
+    assert node.pids() == [10]
+    node.tree.starts(20, rank(8, 16), parent=10, torch=True)
+    node.on_gpu = {20: 0}
+    assert [r.pid for r in node.look().ranks] == [20]
+    node.tree.ends(10, 1)
+    assert node.look().events == []
+
+
+def test_a_rank_without_a_gpu_is_told_no_work_of(node: Node) -> None:
+    node.tree.starts(10, rank(0), torch=True)
+    node.tree.starts(20, rank(1, CUDA_VISIBLE_DEVICES="0"), torch=True)  # in a device group, as all others
+    node.bus_ids.update({"0000:01:00.0": 0, "0000:02:00.0": 1})
+    node.on_gpu = {10: 0}
+    for pid, cpu_s in ((10, 5.0), (20, 7.0)):
+        node.tree.works(pid, cpu_s=cpu_s, io_bytes=1)
+    assert {device: row["rank_cpu_seconds_total"] for device, row in node.look().devices.items()} == {0: 5.0}
 
 
 def test_in_a_job_on_gpus_nothing_else_is_a_rank_also_between_its_attempts(node: Node) -> None:

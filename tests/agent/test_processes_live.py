@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from eagle_eye.agent.collectors.processes import SETTLE_S, ProcessesCollector
+from eagle_eye.agent.collectors.training_log import TrainingLogCollector
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.processes.exit_watcher import Ends, exits_are_reported
 from eagle_eye.agent.processes.process_registry import TrainingProcesses
@@ -35,6 +36,17 @@ TRAINING = """
     os.kill(loader, signal.SIGKILL)
     os.waitpid(loader, 0)
     exec(command)
+"""
+REFUSED = """
+    import os, sys
+    import torch
+    print("ready", flush=True)
+    log = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    print("starting", flush=True)
+    sys.stdin.readline()
+    raise torch.AcceleratorError("CUDA error: CUDA-capable device(s) is/are busy or unavailable", 46)
 """
 HOOKED = """
     import sys
@@ -129,6 +141,33 @@ def test_a_real_end_is_told_with_its_code(host: Host, library: Path, command: st
         (event,) = host.events
         assert (event.kind, event.attributes["exit_code"], event.attributes["rank"]) == ("process_exit", code, 3)
         assert abs(event.time_s - time.time()) < 30.0
+
+
+@pytest.mark.skipif(not KERNEL_TELLS, reason="needs Linux 6.15: tells the exit code to whoever holds a pidfd")
+def test_a_rank_that_cuda_refuses_is_told_with_its_error(host: Host, tmp_path: Path) -> None:
+    environ = {"EAGLE_EYE_JOB": host.job, "TORCHELASTIC_RUN_ID": "run", "WORLD_SIZE": "2"}
+    logs = TrainingLogCollector(host.processes, host.drops, monotonic_s=host.clock.monotonic_s)
+    log = tmp_path / "log"
+    waits = "import sys; print(flush=True); sys.stdin.readline()"
+    with (
+        script(waits, **environ, RANK="0", LOCAL_RANK="0") as peer,
+        script(REFUSED, str(log), **environ, RANK="1", LOCAL_RANK="1") as training,
+    ):
+        line(peer)
+        host.on_gpu = {peer.pid: 0}
+        line(training)
+        until(lambda: log.exists() and log.stat().st_size > 0)
+        until(lambda: host.pids() == [peer.pid, training.pid])
+        logs.collect(time.time())
+        says(training, "")
+        training.wait()
+        (error,) = logs.collect(time.time()).events
+        until(lambda: bool(host.pids() == [peer.pid] and host.events))
+    (end,) = host.events
+    assert (end.attributes["rank"], end.attributes["exit_code"], end.device) == (1, 1, 1)
+    assert (error.kind, error.attributes["rank"], error.device) == ("training_error", 1, 1)
+    assert "CUDA-capable device(s) is/are busy or unavailable" in str(error.attributes["text"])
+    logs.close()
 
 
 ENVIRONMENTS: list[dict[str, str]] = [

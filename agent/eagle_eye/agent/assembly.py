@@ -36,7 +36,7 @@ from eagle_eye.agent.loop.runner import CollectorRunner
 from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
 
 PLACES_CHECKED_S = 0.1  # a one-shot check cannot wait until the driver has listed its GPUs
-FIND_S = 15.0  # a process without GPU and hook counts as a rank once it has lasted ten seconds
+FIND_S = 15.0  # without a GPU, a hook and torch's launcher a process counts as a rank once it has lasted ten seconds
 FIND_EVERY_S = 1.0
 
 

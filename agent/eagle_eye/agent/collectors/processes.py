@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ from eagle_eye.agent.loop.collector import CollectFailed, Observed, Unsupported
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.processes import rank_work
 from eagle_eye.agent.processes.census import Census, MemberProcess
-from eagle_eye.agent.processes.choice import Candidate, ancestors, choose
+from eagle_eye.agent.processes.choice import Candidate, ancestors, choose, ranks_by_launch
 from eagle_eye.agent.processes.exit_watcher import Ended, Ends, ExitReporter
 from eagle_eye.agent.processes.node_names import conflicts, node_names
 from eagle_eye.agent.processes.process_files import ProcessFiles
@@ -21,8 +22,8 @@ from eagle_eye.agent.processes.visible_devices import Gpus, gpus, listed_device,
 LOOK_S = 5.0  # between scans of all processes; in between only exits are noticed
 LOOK_S_MAX = 60.0
 LOOK_COST_RATIO = 0.0006  # fraction of one core that listing processes may take: scans are rarer on crowded hosts
-# How long a process without a GPU must have lived before it may count as a rank. A launcher waiting for its peers looks
-# like one; where there are GPUs, ranks take a while to open them.
+# How long a process without a GPU must have lived before it may count as a rank that its launcher does not prove to be
+# one. A launcher waiting for its peers looks like one; where there are GPUs, ranks take a while to open them.
 SETTLE_S = 10.0
 SETTLE_WITH_GPUS_S = 60.0
 MAPS_LOOKS_MAX = 32  # processes whose mappings are read per scan; some 0.3 ms each
@@ -37,8 +38,8 @@ class ProcessesCollector:
     Each scan also reports what all ranks' processes do: CPU time, bytes, whether one is blocked in the kernel.
 
     A rank is a process that holds a GPU and whose environment names a rank; ``docs/explanation/who-runs-here.md`` says
-    what counts where there is no GPU, and how jobs are named. A process once found to hold a GPU stays a rank until it
-    exits, even if NVML loses the GPU.
+    what counts before and where there is no GPU, and how jobs are named. A process once found to hold a GPU stays a
+    rank until it exits, even if NVML loses the GPU.
 
     An exit whose code cannot be read reliably is not an event, only counted as ``exit_code_unread``: such a process
     sends no goodbye, so the normal end of the job would look like a crash.
@@ -94,11 +95,12 @@ class ProcessesCollector:
         self._look_s = -LOOK_S_MAX  # when the last scan was
         self._look_every_s = 0.0
         self._holders: dict[int, int] = {}
-        self._certain_jobs: set[str] = set()
+        self._cohorts: dict[tuple[str, int], set[tuple[str, ...]]] = {}  # of certain processes, by job and attempt
         self._unseen: dict[int, int] = {}  # processes that NVML names and /proc lacks: for how many scans
         self._changed = True  # the inputs to the selection, since it was made
         self._chosen_for: tuple[int, dict[str, int], dict[str, int]] = (0, {}, {})
         self._chosen: list[MemberProcess] = []
+        self._starting: list[MemberProcess] = []  # those of them that only their launch makes ranks
         self._conflicts: tuple[Candidate, ...] = ()
         self._reported: set[str] = set()
         self._problem = ""
@@ -124,7 +126,7 @@ class ProcessesCollector:
         self._ranks.close()
 
     def _look(self, monotonic_s: float) -> None:
-        self._leave_orphans()
+        ended = self._leave_orphans()
         begin_s = self._cpu_s()
         try:
             listed = self._files.pids()
@@ -137,6 +139,7 @@ class ProcessesCollector:
         self._holders = self._gpu_processes()
         hooked = self._hooked_pids()
         self._census.look(listed, self._holders.keys() | hooked, monotonic_s)
+        self._pass_over_survivors(ended)
         self._unseen = {pid: self._unseen.get(pid, 0) + 1 for pid in self._holders.keys() - listed}
         self._look_every_s = LOOK_S
         if self._census.whole:
@@ -146,30 +149,35 @@ class ProcessesCollector:
         self._changed |= attempts != self._attempts
         self._attempts = attempts
         self._look_for_torch(monotonic_s)
+        self._changed |= any(self._has_waited(member, monotonic_s) for member in self._starting)
         # Copies: the GPU collector changes the maps meanwhile.
         known = self._census.changes, dict(self._devices_by_uuid), dict(self._devices_by_bus_id)
         if self._changed or known != self._chosen_for:
-            self._choose(listed, gpus(known[1], known[2]))
+            self._choose(listed, gpus(known[1], known[2]), monotonic_s)
             self._changed, self._chosen_for = False, known
         self._rows = rank_work.rows(self._files, self._processes.all(), self._census.members.values())
         self._problem = self._problems()
 
-    def _choose(self, listed: set[int], node: Gpus) -> None:
+    def _choose(self, listed: set[int], node: Gpus, monotonic_s: float) -> None:
         members = self._census.members
-        alive = {
-            pid: _candidate(member)
+        candidates = {
+            pid: self._candidate(member, monotonic_s)
             for pid, member in members.items()
-            if not member.stale and (not self._shared_host or member.variables.get("EAGLE_EYE_NODE") == self._node)
+            if not self._shared_host or member.variables.get("EAGLE_EYE_NODE") == self._node
         }
-        choice = choose(alive, self._certain_jobs)
+        choice = choose(candidates)
         self._drops.count("process_rank_conflicts", len(set(choice.conflicts) - set(self._conflicts)))
         self._conflicts = choice.conflicts
         self._chosen = [members[candidate.pid] for candidate in choice.ranks.values()]
-        found = [(_process(member, node, self._attempts.get(member.pid)), member.started) for member in self._chosen]
+        self._starting = [m for m in self._chosen if not (m.certain or candidates[m.pid].waited)]
+        starting = {member.pid for member in self._starting}
+        found = [
+            (_process(m, node, self._attempts.get(m.pid), starting=m.pid in starting), m.started) for m in self._chosen
+        ]
         self._ranks.take(found, listed)
 
     def _note_certain(self, hooked: set[int]) -> None:
-        """Record which processes hold a GPU or report, and which jobs have any, for as long as one of theirs lives."""
+        """Record which processes hold a GPU or report, and their cohorts for as long as a process of the job lives."""
         members = self._census.members
         for pid in self._holders.keys() & members.keys():
             self._changed |= members[pid].device != self._holders[pid]
@@ -178,41 +186,84 @@ class ProcessesCollector:
             self._changed |= not members[pid].hooked
             members[pid].hooked = True
         jobs = {member.identity.job for member in members.values()}
-        self._certain_jobs = (self._certain_jobs & jobs) | {m.identity.job for m in members.values() if m.certain}
+        self._cohorts = {name: cohorts for name, cohorts in self._cohorts.items() if name[0] in jobs}
+        for member in members.values():
+            if member.certain:
+                who = member.identity
+                self._cohorts.setdefault((who.job, who.attempt), set()).add(member.cohort)
 
-    def _leave_orphans(self) -> None:
-        """Keep processes that outlive a rank, above all its data loaders, from being taken for the rank."""
+    def _leave_orphans(self) -> set[tuple[str, ...]]:
+        """Keep processes that outlive a rank, above all data loaders, from being taken for it; return what ended."""
         ended = self._ranks.ended()
         members = self._census.members  # as of the last scan: the orphans still have their parents
-        candidates = {pid: _candidate(member) for pid, member in members.items()} if ended else {}
+        candidates = {pid: self._candidate(member) for pid, member in members.items()} if ended else {}
         for pid, candidate in candidates.items():
             if pid in ended or any(above.pid in ended for above in ancestors(candidate, candidates)):
                 members[pid].stale = True
         self._changed |= bool(ended)
+        return {members[pid].launch for pid in ended & members.keys()}
+
+    def _pass_over_survivors(self, ended: set[tuple[str, ...]]) -> None:
+        """Keep processes of an ended rank's launch from being taken for it unless they come to hold a GPU.
+
+        Among them are those that it started since the last scan: their parent is not known any more.
+        """
+        for member in self._census.members.values() if ended else ():
+            if member.launch in ended:
+                member.trains, member.asked_s = False, math.inf
+
+    def _is_launched(self, member: MemberProcess) -> bool:
+        known = self._cohorts.get((member.identity.job, member.identity.attempt))
+        return member.elastic if known is None else member.cohort in known
+
+    def _has_waited(self, member: MemberProcess, monotonic_s: float) -> bool:
+        """Whether a process without a GPU has lived long enough, in a job of which none has held one."""
+        settle_s = SETTLE_WITH_GPUS_S if self._devices_by_uuid or self._holders else SETTLE_S
+        return monotonic_s >= member.met_s + settle_s and all(job != member.identity.job for job, _ in self._cohorts)
+
+    def _candidate(self, member: MemberProcess, monotonic_s: float = 0.0) -> Candidate:
+        """Return it as it may be chosen; a process that outlived its rank is never one, and may have children."""
+        return Candidate(
+            pid=member.pid,
+            parent=member.parent,
+            started=member.started,
+            identity=member.identity,
+            launch=member.launch,
+            cohort=member.cohort,
+            elastic=member.elastic,
+            certain=member.certain and not member.stale,
+            trains=member.trains and not member.stale,
+            launched=self._is_launched(member),
+            waited=self._has_waited(member, monotonic_s),
+        )
 
     def _look_for_torch(self, monotonic_s: float) -> None:
         """Find which processes without a GPU have torch's libraries mapped, parents first, a few per scan."""
         members = self._census.members
-        settle_s = SETTLE_WITH_GPUS_S if self._devices_by_uuid or self._holders else SETTLE_S
+        held = {member.key for member in members.values() if member.certain}
         asked = [
             member
             for member in members.values()
-            if not (member.trains or member.stale or member.identity.job in self._certain_jobs)
-            and monotonic_s >= max(member.asked_s, member.met_s + settle_s)
+            if monotonic_s >= member.asked_s
+            and not (member.trains or member.stale or member.key in held)
+            and (self._is_launched(member) or self._has_waited(member, monotonic_s))
         ]
-        candidates = {pid: _candidate(member) for pid, member in members.items()} if asked else {}
+        candidates = {pid: self._candidate(member, monotonic_s) for pid, member in members.items()} if asked else {}
+        launched = ranks_by_launch(candidates)
         looks = 0
         for member in sorted(asked, key=lambda item: (item.started, item.pid)):
-            above = ancestors(candidates[member.pid], candidates)
-            if any(members[item.pid].trains and item.launch == member.launch for item in above):
-                continue  # a worker: its rank is already known
             if looks >= MAPS_LOOKS_MAX:
                 return
+            member.asked_s = monotonic_s + min(MAPS_S_MAX, max(MAPS_S_MIN, (monotonic_s - member.met_s) / 2))
+            candidate = candidates[member.pid]
+            if not candidate.waited and member.pid not in launched:
+                continue
+            above = ancestors(candidate, candidates)
+            if any(members[item.pid].trains and item.launch == member.launch for item in above):
+                continue  # a worker: its rank is already known
             looks += 1
             self._changed = True
             member.trains = self._files.has_torch(member.pid) and not self._files.is_launcher(member.pid)
-            member.asked_every_s = min(MAPS_S_MAX, max(MAPS_S_MIN, 2 * member.asked_every_s))
-            member.asked_s = monotonic_s + member.asked_every_s
 
     def _problems(self) -> str:
         """Return what is missing but should be visible; permanent limitations are reported once."""
@@ -270,7 +321,7 @@ class ProcessesCollector:
         return [text]
 
 
-def _process(member: MemberProcess, node: Gpus, attempt: int | None) -> TrainingProcess:
+def _process(member: MemberProcess, node: Gpus, attempt: int | None, *, starting: bool) -> TrainingProcess:
     """``attempt`` is what the process's hook reports, None: nothing."""
     who = member.identity
     device = named_device(member.variables, node)  # before NVML, which does not know MIG instances' rows
@@ -287,18 +338,7 @@ def _process(member: MemberProcess, node: Gpus, attempt: int | None) -> Training
         local_rank=who.local_rank,
         attempt=who.attempt if attempt is None else attempt,
         role=who.role,
-    )
-
-
-def _candidate(member: MemberProcess) -> Candidate:
-    return Candidate(
-        pid=member.pid,
-        parent=member.parent,
-        started=member.started,
-        identity=member.identity,
-        launch=member.launch,
-        certain=member.certain,
-        trains=member.trains,
+        starting=starting,
     )
 
 

@@ -13,7 +13,16 @@ from dataclasses import dataclass, field
 
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.processes.cgroup import Cgroup, parse
-from eagle_eye.agent.processes.environment import BadEnvironment, identity, launch, may_name_a_rank, variables
+from eagle_eye.agent.processes.choice import RankKey
+from eagle_eye.agent.processes.environment import (
+    BadEnvironment,
+    cohort,
+    identity,
+    is_elastic_worker,
+    launch,
+    may_name_a_rank,
+    variables,
+)
 from eagle_eye.agent.processes.process_files import ENVIRON_BYTES_MAX, ProcessFiles
 from eagle_eye.agent.training_hook.sender import Identity
 
@@ -28,8 +37,7 @@ class MemberProcess:
     """A process whose environment names a rank. Mutable: which GPU it holds and what it maps is learned over time.
 
     ``device`` is the row of the GPU that NVML saw it on, None: none yet. ``hooked``: it reports itself. ``trains``: it
-    has torch mapped and is not a launcher; ``asked_s`` is when that is checked next, ``asked_every_s`` the interval.
-    ``stale``: it outlived its rank.
+    has torch mapped and is not a launcher; ``asked_s`` is when that is checked next. ``stale``: it outlived its rank.
     """
 
     pid: int
@@ -38,19 +46,25 @@ class MemberProcess:
     variables: dict[str, str]
     identity: Identity
     launch: tuple[str, ...]
+    cohort: tuple[str, ...]
+    elastic: bool
     cgroup: Cgroup
     met_s: float
     device: int | None = None
     hooked: bool = False
     trains: bool = False
     asked_s: float = 0.0
-    asked_every_s: float = 0.0
     stale: bool = False
 
     @property
     def certain(self) -> bool:
         """Whether it holds a GPU or reports itself."""
         return self.device is not None or self.hooked
+
+    @property
+    def key(self) -> RankKey:
+        """The rank, attempt and job that it names."""
+        return self.identity.job, self.identity.attempt, self.identity.rank
 
 
 @dataclass
@@ -153,4 +167,15 @@ class Census:
         who = identity(found, cgroup.slurm_job)
         if who is None:
             return None
-        return MemberProcess(pid, stat.parent, stat.started, found, who, launch(found), cgroup, now_s)
+        return MemberProcess(
+            pid=pid,
+            parent=stat.parent,
+            started=stat.started,
+            variables=found,
+            identity=who,
+            launch=launch(found),
+            cohort=cohort(found),
+            elastic=is_elastic_worker(found),
+            cgroup=cgroup,
+            met_s=now_s,
+        )

@@ -1,13 +1,14 @@
 """Chooses the rank among the processes that inherited its environment.
 
 Children inherit the environment: a launcher's helpers, data loaders and shells all name a rank. The rank is the process
-that holds the GPU or whose hook reports. Where no process of the job does either, it is the topmost process that has
-torch's libraries mapped and whose own children were not given another rank.
+that holds the GPU or whose hook reports. Until one does, it is the process that the launcher itself made this rank;
+where no process of the job has ever held a GPU, after a while, the topmost that has torch's libraries mapped. Neither
+may have children that were given another rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from eagle_eye.agent.training_hook.sender import Identity
@@ -22,8 +23,11 @@ class Candidate:
     """A process whose environment names a rank.
 
     ``parent`` is its parent's pid, ``started`` the kernel's start time in clock ticks since boot. ``launch`` is equal
-    for a rank and its own children. ``certain``: it holds a GPU, or its hook reports. ``trains``: it has torch's
-    libraries mapped and its command line is not a launcher's.
+    for a rank and its own children, ``cohort`` for all ranks of a launch. ``elastic``: it has variables that only a
+    launcher of torch's elastic kind sets. ``certain``: it holds a GPU, or its hook reports. ``trains``: it has torch's
+    libraries mapped and its command line is not a launcher's. ``launched``: its cohort has a certain process or, while
+    no cohort of its attempt has, it is elastic. ``waited``: it has lived for a while and no process of its job has ever
+    been certain.
     """
 
     pid: int
@@ -31,8 +35,12 @@ class Candidate:
     started: int
     identity: Identity
     launch: tuple[str, ...]
+    cohort: tuple[str, ...] = ()
+    elastic: bool = False
     certain: bool = False
     trains: bool = False
+    launched: bool = False
+    waited: bool = False
 
     @property
     def key(self) -> RankKey:
@@ -48,24 +56,39 @@ class ChosenRanks:
     conflicts: tuple[Candidate, ...]
 
 
-def choose(candidates: Mapping[int, Candidate], certain_jobs: Collection[str]) -> ChosenRanks:
-    """Return which candidates, by pid, are ranks. The older of two that claim one rank gets it.
-
-    In ``certain_jobs`` some process has held a GPU or reported: only such processes count there.
-    """
-    launchers = _launchers(candidates)
+def choose(candidates: Mapping[int, Candidate]) -> ChosenRanks:
+    """Return which candidates, by pid, are ranks. Of two that claim one, the certain one has it, or the older one."""
+    launchers, launched = _launchers(candidates), ranks_by_launch(candidates)
     ranks: dict[RankKey, Candidate] = {}
     conflicts: list[Candidate] = []
-    for candidate in sorted(candidates.values(), key=lambda item: (item.started, item.pid)):
+    for candidate in sorted(candidates.values(), key=lambda item: (not item.certain, _age(item))):
         if candidate.certain:
             chosen = not any(_same_work(above, candidate) for above in ancestors(candidate, candidates))
-        elif candidate.trains and candidate.identity.job not in certain_jobs and candidate.pid not in launchers:
+        elif not candidate.trains or candidate.pid in launchers:
+            continue
+        elif candidate.waited:
             chosen = not any(above.trains and _is_child(above, candidate) for above in ancestors(candidate, candidates))
         else:
-            continue
+            chosen = candidate.key not in ranks and candidate.pid in launched
         if chosen and ranks.setdefault(candidate.key, candidate) is not candidate:
             conflicts.append(candidate)
     return ChosenRanks(ranks, tuple(conflicts))
+
+
+def ranks_by_launch(candidates: Mapping[int, Candidate]) -> set[int]:
+    """Return the processes that their launcher itself made ranks: they are ranks before they hold a GPU.
+
+    Of those that inherited its variables that is the first, and none below another that was given a rank. What a rank
+    starts, and what a script runs in its place, may end as it likes without ending the rank.
+    """
+    first: dict[tuple[str, ...], Candidate] = {}
+    for candidate in sorted(candidates.values(), key=_age):
+        first.setdefault(candidate.launch, candidate)
+    return {
+        candidate.pid
+        for candidate in first.values()
+        if candidate.launched and not any(_handed_on(above, candidate) for above in ancestors(candidate, candidates))
+    }
 
 
 def ancestors(candidate: Candidate, candidates: Mapping[int, Candidate]) -> Iterable[Candidate]:
@@ -76,6 +99,10 @@ def ancestors(candidate: Candidate, candidates: Mapping[int, Candidate]) -> Iter
             return
         yield above
         candidate = above
+
+
+def _age(candidate: Candidate) -> tuple[int, int]:
+    return candidate.started, candidate.pid
 
 
 def _launchers(candidates: Mapping[int, Candidate]) -> set[int]:
@@ -96,3 +123,12 @@ def _same_work(above: Candidate, candidate: Candidate) -> bool:
 
 def _is_child(above: Candidate, candidate: Candidate) -> bool:
     return above.launch == candidate.launch
+
+
+def _handed_on(above: Candidate, candidate: Candidate) -> bool:
+    """Whether it has its rank from a process above it that was given one: restated or changed."""
+    if above.elastic or above.certain or above.cohort == candidate.cohort:
+        return True
+    # torchrun's first rank may have the number of the task that torchrun is; scripts restate their task's.
+    restated = above.key == candidate.key and above.identity.world_size == candidate.identity.world_size
+    return restated and not candidate.elastic

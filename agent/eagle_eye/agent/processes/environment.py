@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from eagle_eye.agent.processes.cycle_info import job_of
+from eagle_eye.agent.processes.visible_devices import hides_gpus
 from eagle_eye.agent.training_hook.launch_variables import ATTEMPTS, DIGITS_MAX, JOBS, RANK_SOURCES, is_number
 from eagle_eye.agent.training_hook.launch_variables import job as job_named
 from eagle_eye.agent.training_hook.message import DEVICES_MAX, RANKS_MAX
@@ -23,6 +24,11 @@ _NUMBERS = tuple(
 _NAMES = (*JOBS, "EAGLE_EYE_ROLE", "ROLE_NAME")
 # What a launcher changes for each process it starts, and a rank leaves unchanged for its own children.
 _LAUNCH = (*_NUMBERS, *JOBS, "GROUP_RANK", "SLURM_STEP_ID")
+# What differs between the ranks of one launch, or when it starts them again.
+_OWN = frozenset(
+    {name for item in RANK_SOURCES for name in (item.rank, item.local)} | {"GROUP_RANK", "TORCHELASTIC_RESTART_COUNT"}
+)
+_ELASTIC = ("RANK", "LOCAL_RANK", "TORCHELASTIC_RUN_ID")
 _OTHERS = (
     *("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS"),
     *("SLURMD_NODENAME", "NODE_NAME", "EAGLE_EYE_NODE", "NVRX_CURRENT_CYCLE_INFO"),
@@ -63,6 +69,21 @@ def variables(environ: bytes) -> dict[str, str]:
 def launch(found: Mapping[str, str]) -> tuple[str, ...]:
     """Return what distinguishes a launcher from the processes it starts: equal for a rank and its children."""
     return tuple(found.get(name, "") for name in _LAUNCH)
+
+
+def cohort(found: Mapping[str, str]) -> tuple[str, ...]:
+    """Return what the ranks of one launch share: its values, and which variables number its ranks."""
+    values = zip(_LAUNCH, launch(found), strict=True)
+    return tuple("set" if value and name in _OWN else value for name, value in values)
+
+
+def is_elastic_worker(found: Mapping[str, str]) -> bool:
+    """Whether a launcher of torch's elastic kind started it, or what it was started by: torchrun, accelerate, NVRx.
+
+    Others give their processes as much, but so do programs to their helpers: ``RANK`` and ``LOCAL_RANK`` are often set
+    in the program. Where it may see no GPU, it is not one that has yet to open one.
+    """
+    return all(found.get(name) for name in _ELASTIC) and not hides_gpus(found)
 
 
 def identity(found: Mapping[str, str], slurm_job: str = "") -> Identity | None:

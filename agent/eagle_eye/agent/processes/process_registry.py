@@ -14,7 +14,8 @@ class TrainingProcess:
     """One rank of a job on this node.
 
     ``device`` is the row of the GPU that the rank uses, NVML's index; the local rank where there is no GPU. ``attempt``
-    counts the job's restarts from 0; ``role`` groups comparable ranks, empty when unknown.
+    counts the job's restarts from 0; ``role`` groups comparable ranks, empty when unknown. ``starting``: only its
+    launcher says so far that it is a rank, and ``device`` is the GPU that it is expected to open.
     """
 
     pid: int
@@ -25,6 +26,7 @@ class TrainingProcess:
     local_rank: int = 0
     attempt: int = 0
     role: str = ""
+    starting: bool = False
 
 
 class TrainingProcesses:

@@ -27,7 +27,10 @@ class _Running:
 
 
 class Ranks:
-    """Publishes the ranks to ``processes`` and watches them; those with a hook are published but not reported."""
+    """Publishes the ranks to ``processes`` and watches them; those with a hook are published but not reported.
+
+    Those that are starting are reported only if they fail: the server would keep the GPU that they are expected on.
+    """
 
     def __init__(
         self,
@@ -95,7 +98,9 @@ class Ranks:
         with self._lock:
             events, self._events = self._events, []
             ranks, self._departed = self._departed, []
-            ranks += [_rank(item.process) for item in self._running.values() if not item.hooked]
+            ranks += [
+                _rank(item.process) for item in self._running.values() if not (item.hooked or item.process.starting)
+            ]
         ranks.sort(key=lambda rank: (rank.job, rank.attempt, rank.rank, rank.pid))
         self._drops.count("ranks_over_limit", len(ranks) - RANKS_MAX)
         return Observed(ranks=ranks[:RANKS_MAX], events=events)
@@ -136,6 +141,8 @@ class Ranks:
                 self._drops.count("exit_code_unread")
                 return
             process = item.process
+            if process.starting and code == 0:
+                return
             who = {"rank": process.rank, "job": process.job, "attempt": process.attempt}
             attributes = {"exit_code": code, "pid": pid, "goodbye": False, **who}
             self._events.append(Event(self._now_s(), "process_exit", process.device, attributes))

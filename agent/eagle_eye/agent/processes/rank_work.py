@@ -26,6 +26,8 @@ def rows(
         children.setdefault(member.parent, []).append(member.pid)
     found = {}
     for rank in ranks:
+        if rank.starting:  # the GPU that it is expected on may be another's
+            continue
         family = _family(rank.pid, children)
         stats = [_stat(files, pid) for pid in family[:FAMILY_MAX]]
         own = stats[0]

@@ -34,6 +34,12 @@ def gpus(devices_by_uuid: Mapping[str, int], devices_by_bus_id: Mapping[str, int
     return Gpus(by_uuid, [device for _, device in sorted((key.lower(), row) for key, row in devices_by_bus_id.items())])
 
 
+def hides_gpus(variables: Mapping[str, str]) -> bool:
+    """Whether CUDA_VISIBLE_DEVICES leaves the process no GPU."""
+    text = variables.get("CUDA_VISIBLE_DEVICES")
+    return text is not None and not _entries(text)
+
+
 def named_device(variables: Mapping[str, str], node: Gpus) -> int | None:
     """Return the only GPU or MIG instance in CUDA_VISIBLE_DEVICES if given by UUID; None otherwise."""
     entries = _entries(variables.get("CUDA_VISIBLE_DEVICES", ""))

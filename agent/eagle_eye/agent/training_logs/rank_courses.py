@@ -64,7 +64,7 @@ class RankCourses:
         rows: dict[int, dict[str, float]] = {}
         for known in sorted(self._known.values(), key=lambda item: (item.listed_s, item.process.attempt)):
             device = known.process.device
-            if known.listed_s != self._now_s and not known.course.fresh:
+            if known.process.starting or (known.listed_s != self._now_s and not known.course.fresh):
                 continue
             row = known.course.row()
             if not row or device in left_out:
