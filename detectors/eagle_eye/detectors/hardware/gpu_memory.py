@@ -93,6 +93,8 @@ class GpuMemory:
     def _verdict(self, window: Window, case: _Case, asks: Asks) -> Verdict:
         first = case.evidence[0]
         what = f"{first.value:.0f} new errors" if isinstance(first.value, float) else f"{first.metric} {first.value}"
+        if first.metric == "training_error":
+            what = f"its program's last words: {first.value}"
         return Verdict(
             detector=self.name,
             fault="gpu_memory_error",
