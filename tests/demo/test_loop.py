@@ -46,7 +46,8 @@ def test_the_demo_shows_a_hang_and_ends_well() -> None:
     reported = demo_of("--fault", "hang")
     stages = [line["stage"] for line in reported if "stage" in line]
     wanted = ["start", "training", "fault", "verdict", "webhook", "excluded", "restarted", "training"]
-    assert [stage for stage in stages if stage != "evidence"][: len(wanted)] == wanted
+    # "busy" comes or not: tests run beside others.
+    assert [stage for stage in stages if stage not in ("evidence", "busy")][: len(wanted)] == wanted
     resumed = [line["text"] for line in reported if line.get("text", "").startswith("resumed from memory of node")]
     assert [text for text in resumed if ", 0 steps lost" in text or ", 1 step lost" in text], reported
     assert reported[-1]["success"]

@@ -305,8 +305,14 @@ def test_events_say_whose_each_record_is(spread: Spread) -> None:
     ],
 )
 def test_commands_have_the_column_and_the_filter(
-    spread: Spread, capsys: pytest.CaptureFixture[str], command: list[str], there: str, gone: str
+    spread: Spread,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: list[str],
+    there: str,
+    gone: str,
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     spread.until(lambda: len(spread.default.client.get("/api/v1/goodput").json()["items"]) == 2)
     if command == ["ledger"]:
         for job in ("one", "two"):
