@@ -166,11 +166,6 @@ def test_advice_below_a_message_is_left_out() -> None:
             "c10::Error: CUDA error: x\nmore",
         ),
         ("terminate called after throwing an instance of 'std::bad_alloc'\nother\n", "std::bad_alloc"),
-        ("terminate called without an active exception\n", "terminate called without an active exception"),
-        (
-            "Fatal Python error: Bus error\n\nCurrent thread 0x7f (most recent call first):\n",
-            "Fatal Python error: Bus error",
-        ),
         (
             "libc++abi: terminating due to uncaught exception of type std::runtime_error: no device\n",
             "std::runtime_error: no device",
@@ -179,6 +174,11 @@ def test_advice_below_a_message_is_left_out() -> None:
 )
 def test_the_c_plus_plus_runtimes_abort_is_read(text: str, words: str) -> None:
     assert said(text) == words
+
+
+@pytest.mark.parametrize("text", ["terminate called without an active exception\n", "Fatal Python error: Aborted\n"])
+def test_an_abort_without_an_exception_says_no_more_than_its_signal(text: str) -> None:
+    assert read(text) == []
 
 
 def test_what_an_abort_says_names_the_rank() -> None:
@@ -297,7 +297,7 @@ def test_a_long_message_keeps_its_place_and_its_last_line() -> None:
 
 
 def test_an_abort_behind_a_traceback_is_its_end_alone() -> None:
-    words = read(HEADER + FRAME + "KeyError: 3\n\nterminate called without an active exception\n")
+    words = read(HEADER + FRAME + "KeyError: 3\n\nterminate called after throwing an instance of 'E'\n")
     assert text_of(words) == FRAME + "KeyError: 3"
 
 

@@ -34,11 +34,11 @@ _ENDING = re.compile(r"((?:[A-Za-z_]\w{0,100}\.){0,12}([A-Z]\w{0,100}|\w{0,100}?
 _PLACE = re.compile(r'\s{1,8}File "[^"]{1,400}", line \d{1,9}(, in .{1,200})?\s*$')
 # Exceptions that stop programs deliberately, and those launchers raise when one of their ranks has failed.
 _NO_CAUSE = frozenset({"KeyboardInterrupt", "SystemExit", "GeneratorExit", "SignalException", "ChildFailedError"})
-# libstdc++, libc++ and the interpreter; what() follows, on a line of its own or on the same one.
+# libstdc++ and libc++; what() follows, on a line of its own or on the same one. An abort without an exception says no
+# more than its signal.
 _ABORT = re.compile(
-    r"(?:terminate called |libc\+\+abi: terminating due to |Fatal Python error: )"
-    r"(?:after throwing an instance of '([^']{1,200})'"
-    r"|uncaught exception of type ([\w:<>]{1,200}?)(?:: (.{1,2000}))?$|.*)"
+    r"terminate called after throwing an instance of '(?P<kind>[^']{1,200})'"
+    r"|libc\+\+abi: terminating due to uncaught exception of type (?P<type>[\w:<>]{1,200}?)(?:: (?P<said>.{1,2000}))?$"
 )
 _WHAT = re.compile(r"\s{1,4}what\(\):\s{1,4}(.*)")
 _WATCHDOG = re.compile(r"\[[EF].{1,400}?\] (?P<said>[\w' ]{1,60} thread terminated with exception: .*)")
@@ -182,9 +182,8 @@ def _begun(line: LogLine) -> _Open | None:
     if text.startswith(HEADER):
         return _Open(LastWords(line, "traceback"))
     if found := _ABORT.match(text):
-        kind = found[1] or found[2]
-        said = f"{kind}: {found[3]}" if found[3] else kind or text
-        return _Open(LastWords(line, lines=[said]), known=kind is None or bool(found[2]))
+        said = found["kind"] or ": ".join(filter(None, (found["type"], found["said"])))
+        return _Open(LastWords(line, lines=[said]), known=found["kind"] is None)
     if found := _WATCHDOG.match(text):
         return _Open(LastWords(_by_group(line, text), lines=[found["said"]]), known=True)
     if found := _WARNING.match(text):
