@@ -21,7 +21,7 @@ SLOW = (
 
 
 # No simulated job has torchft's replica groups, or a process that a signal has stopped.
-NOT_SIMULATED = {"train_quorum", "rank_stopped_ratio", "train_log_lines_since_step"}
+NOT_SIMULATED = {"train_quorum", "rank_stopped_ratio", "train_log_lines_since_step", "gpu_nvlink_bytes_per_second"}
 
 
 def after(recording: Recording, name: str, seconds: float = 20.0) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
