@@ -63,7 +63,7 @@ def new_page(browser: Browser, complaints: Complaints) -> Iterator[Callable[...,
         context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(10_000)
+        page.set_default_timeout(30_000)  # how long a busy machine may take; no claim
 
         def heard(message: ConsoleMessage) -> None:
             if message.type in ("error", "warning"):
