@@ -13,10 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle_eye.agent.training_hook.message import TEXT_BYTES_MAX
-from eagle_eye.agent.training_logs.ended_by_error import text_of
-from eagle_eye.agent.training_logs.failure_table import FailureTable, RankFailure
-from eagle_eye.agent.training_logs.last_words import LastWords, WordsReader
-from eagle_eye.agent.training_logs.line_prefixes import LogLine, without_prefixes
+from eagle_eye.agent.training_logs.last_words import FailureTable, LastWords, RankFailure, WordsReader, text_of
+from eagle_eye.agent.training_logs.lines import LogLine, without_prefixes
 from eagle_eye.schema.last_words import cause, device_word, headline
 from tests.agent.fakes import FakeClock
 from tests.agent.training_log_site import FRAME, HEADER, Site, append, iteration, kinds

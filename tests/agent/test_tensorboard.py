@@ -17,17 +17,20 @@ from eagle_eye.agent.collectors.tensorboard import LOOK_S, TensorBoardCollector,
 from eagle_eye.agent.loop.collector import Unsupported
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
-from eagle_eye.agent.training_logs.event_file import ENTER_BYTES, TORN_READS_MAX, EventFile
 from eagle_eye.agent.training_logs.reading import LineWriter, LogReading
 from eagle_eye.agent.training_logs.tensorboard_events import (
+    ENTER_BYTES,
     SCALAR_BYTES_MAX,
+    TAGS,
+    TORN_READS_MAX,
     DamagedRecord,
+    EventFile,
     Scalar,
     masked_crc,
     next_record,
     read_records,
+    reading,
 )
-from eagle_eye.agent.training_logs.tensorboard_tags import TAGS, reading
 from eagle_eye.schema.frame import block
 from eagle_eye.schema.metrics import Scope
 from tests.agent.fakes import FakeClock

@@ -7,8 +7,15 @@ from pathlib import Path
 import pytest
 
 from eagle_eye.agent.loop.collector import Observed
-from eagle_eye.agent.training_logs.followed_log import UNKNOWN_BYTES, UNKNOWN_EVERY
-from eagle_eye.agent.training_logs.followed_logs import ACTIVE_S, FILES_MAX, LINES_MAX, LINGER_S, LOOK_S
+from eagle_eye.agent.training_logs.followed_logs import (
+    ACTIVE_S,
+    FILES_MAX,
+    LINES_MAX,
+    LINGER_S,
+    LOOK_S,
+    UNKNOWN_BYTES,
+    UNKNOWN_EVERY,
+)
 from tests.agent.fakes import REPOSITORY, FakeClock
 from tests.agent.training_log_site import FRAME, HEADER, Site, append, iteration, kinds
 

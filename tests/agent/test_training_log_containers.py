@@ -10,9 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle_eye.agent.collectors.training_log import TrainingLogCollector
-from eagle_eye.agent.training_logs.container_lines import ContainerLines
-from eagle_eye.agent.training_logs.line_prefixes import LogLine, without_prefixes
-from eagle_eye.agent.training_logs.line_search import LINE_BYTES_MAX
+from eagle_eye.agent.training_logs.lines import LINE_BYTES_MAX, ContainerLines, LogLine, without_prefixes
 from tests.agent.fakes import FakeClock
 from tests.agent.training_log_site import FRAME, HEADER, Site, append, iteration, kinds
 

@@ -12,16 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle_eye.agent.training_logs.failure_table import FailureTable
-from eagle_eye.agent.training_logs.frameworks import FRAMEWORKS, LogParser, expected
-from eagle_eye.agent.training_logs.last_words import WordsReader
+from eagle_eye.agent.training_logs.frameworks import FRAMEWORKS, LogParser, TorchtitanLogParser, expected
+from eagle_eye.agent.training_logs.last_words import FailureTable, WordsReader
 from eagle_eye.agent.training_logs.line_patterns import BadLinePattern
-from eagle_eye.agent.training_logs.line_prefixes import LogLine, without_prefixes
-from eagle_eye.agent.training_logs.line_search import line_at, starts_of
-from eagle_eye.agent.training_logs.progress_bars import bar
-from eagle_eye.agent.training_logs.quantities import number, pairs, stamp_s
-from eagle_eye.agent.training_logs.reading import LineWriter, LogReading, Quiet
-from eagle_eye.agent.training_logs.torchtitan import TorchtitanLogParser
+from eagle_eye.agent.training_logs.lines import LogLine, line_at, starts_of, without_prefixes
+from eagle_eye.agent.training_logs.reading import LineWriter, LogReading, Quiet, bar, number, pairs, stamp_s
 from tests.agent.fakes import REPOSITORY
 
 DATA = Path(os.environ["EAGLE_EYE_TEST_DATA"]) if os.environ.get("EAGLE_EYE_TEST_DATA") else None

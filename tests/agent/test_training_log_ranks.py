@@ -9,12 +9,10 @@ from hypothesis import strategies as st
 
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.processes.process_registry import TrainingProcess
-from eagle_eye.agent.training_logs.attribution import LogOrigin, Missing, writer_of
-from eagle_eye.agent.training_logs.ended_by_error import SETTLED_S, EndedByError
-from eagle_eye.agent.training_logs.last_words import LastWords
-from eagle_eye.agent.training_logs.line_prefixes import LogLine
-from eagle_eye.agent.training_logs.rank_course import ARRIVAL_S_MIN, RankCourse
-from eagle_eye.agent.training_logs.rank_courses import LINGER_S, RankCourses
+from eagle_eye.agent.training_logs.followed_logs import LogOrigin, Missing, writer_of
+from eagle_eye.agent.training_logs.last_words import SETTLED_S, EndedByError, LastWords
+from eagle_eye.agent.training_logs.lines import LogLine
+from eagle_eye.agent.training_logs.rank_courses import ARRIVAL_S_MIN, LINGER_S, RankCourse, RankCourses
 from eagle_eye.agent.training_logs.reading import LineWriter, LogReading
 
 

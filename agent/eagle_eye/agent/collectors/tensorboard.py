@@ -12,14 +12,11 @@ from eagle_eye.agent.files.foreign import Identity, NotTheirs, shown
 from eagle_eye.agent.loop.collector import Observed, Unsupported
 from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
-from eagle_eye.agent.training_logs.attribution import LogOrigin, Missing, writer_of
-from eagle_eye.agent.training_logs.event_file import EventFile
-from eagle_eye.agent.training_logs.line_prefixes import LogLine
+from eagle_eye.agent.training_logs.followed_logs import LogOrigin, LogTrouble, Missing, writer_of
+from eagle_eye.agent.training_logs.lines import LogLine
 from eagle_eye.agent.training_logs.log_finder import FoundLog, Pattern
 from eagle_eye.agent.training_logs.rank_courses import RankCourses
-from eagle_eye.agent.training_logs.tensorboard_events import Scalar
-from eagle_eye.agent.training_logs.tensorboard_tags import reading
-from eagle_eye.agent.training_logs.trouble import LogTrouble
+from eagle_eye.agent.training_logs.tensorboard_events import EventFile, Scalar, reading
 
 FILES_MAX = 32  # newest first: a run writes at most one per rank, older ones are from earlier attempts
 RECORDS_MAX = 1_000  # over all files per collection, at 10 microseconds each; the rest waits

@@ -14,18 +14,13 @@ from eagle_eye.agent.loop.drops import Drops
 from eagle_eye.agent.processes.process_exit import is_running
 from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
 from eagle_eye.agent.redact import redact
-from eagle_eye.agent.training_logs.attribution import Missing, writer_of
-from eagle_eye.agent.training_logs.ended_by_error import EndedByError, text_of
-from eagle_eye.agent.training_logs.failure_table import RankFailure
-from eagle_eye.agent.training_logs.followed_log import FollowedLog, Said
-from eagle_eye.agent.training_logs.followed_logs import FollowedLogs
+from eagle_eye.agent.training_logs.followed_logs import FollowedLog, FollowedLogs, LogTrouble, Missing, Said, writer_of
 from eagle_eye.agent.training_logs.frameworks import FRAMEWORKS
-from eagle_eye.agent.training_logs.last_words import LastWords
-from eagle_eye.agent.training_logs.line_prefixes import LogLine
+from eagle_eye.agent.training_logs.last_words import EndedByError, LastWords, RankFailure, text_of
+from eagle_eye.agent.training_logs.lines import LogLine
 from eagle_eye.agent.training_logs.log_finder import Pattern
 from eagle_eye.agent.training_logs.rank_courses import Key, RankCourses, key
 from eagle_eye.agent.training_logs.reading import Framework, LineWriter, LogReading, Quiet
-from eagle_eye.agent.training_logs.trouble import LogTrouble
 from eagle_eye.schema.events import Event
 
 EVENTS_MAX = 256  # reported per collection

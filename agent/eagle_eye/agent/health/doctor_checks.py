@@ -27,8 +27,8 @@ from eagle_eye.agent.files.bounded import content
 from eagle_eye.agent.health.host_verdict import HostVerdict, healthy
 from eagle_eye.agent.loop.tick_result import CollectorStanding
 from eagle_eye.agent.nvml.pci_presence import AMD_VENDOR, gpus_on_the_bus
-from eagle_eye.agent.training_logs.followed_log import UNREAD_LINES
-from eagle_eye.agent.training_logs.rank_course import LOG_LINES
+from eagle_eye.agent.training_logs.followed_logs import UNREAD_LINES
+from eagle_eye.agent.training_logs.rank_courses import LOG_LINES
 from eagle_eye.agent.transport.server_connection import connect, path_on
 from eagle_eye.schema.frame import CONTENT_TYPE, encode_request
 from eagle_eye.schema.metrics import PROMETHEUS_PREFIX

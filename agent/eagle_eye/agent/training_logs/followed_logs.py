@@ -3,19 +3,252 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 from eagle_eye.agent.files.foreign import Identity, NotTheirs, open_file, shown
 from eagle_eye.agent.files.growing import GrowingFile
 from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.nccl.watchdog import WatchdogLine, parse_watchdog
 from eagle_eye.agent.processes.process_registry import TrainingProcess
-from eagle_eye.agent.training_logs.attribution import LogOrigin
-from eagle_eye.agent.training_logs.followed_log import FollowedLog, Program, Said
-from eagle_eye.agent.training_logs.frameworks import FRAMEWORKS
+from eagle_eye.agent.training_logs.frameworks import FRAMEWORKS, LogParser
+from eagle_eye.agent.training_logs.last_words import (
+    NEEDLES,
+    TABLE_NEEDLES,
+    FailureTable,
+    LastWords,
+    RankFailure,
+    WordsReader,
+)
+from eagle_eye.agent.training_logs.lines import ContainerLines, LogLine, line_at, starts_of, without_prefixes
 from eagle_eye.agent.training_logs.log_finder import FoundLog, Pattern, ProcessOutput, outputs, scheduler_task
-from eagle_eye.agent.training_logs.reading import Framework
+from eagle_eye.agent.training_logs.reading import Framework, LineWriter, LogReading, Quiet
+
+
+class Missing(Enum):
+    """Why a line has no process here."""
+
+    ELSEWHERE = "elsewhere"  # its rank runs on another node, whose agent reports it
+    UNKNOWN = "unknown"  # unattributable
+
+
+@dataclass(frozen=True)
+class LogOrigin:
+    """What is known about a log besides its lines.
+
+    ``owners`` are the training processes of this node that write to it themselves. The rest comes from its path.
+    """
+
+    owners: tuple[TrainingProcess, ...] = ()
+    rank: int | None = None
+    local_rank: int | None = None
+    job: str | None = None
+
+
+def writer_of(
+    line: LogLine,
+    rank: int | None,
+    writer: LineWriter,
+    origin: LogOrigin,
+    processes: Sequence[TrainingProcess],
+    tasks: Mapping[int, int],
+) -> TrainingProcess | Missing:
+    """Return the process that wrote the line.
+
+    In order of precedence: the rank or process that the line names (``rank``, or in its prefix), the rank in the log's
+    path, the one process that writes to the log, the framework's own rule (``writer``). A task or local rank prefixed
+    to the line narrows the choice. ``tasks`` are the scheduler's tasks by pid, as far as known.
+    """
+    here = [process for process in origin.owners or processes if origin.job in (None, process.job)]
+    if not here:
+        return Missing.ELSEWHERE  # no rank of this node can have written it
+    of_this_node = bool(origin.owners) or all(process.world_size <= len(here) for process in here)
+    if line.pid is not None:
+        here, of_this_node = [process for process in here if process.pid == line.pid], True
+    if line.task is not None and tasks:
+        here, of_this_node = [process for process in here if tasks.get(process.pid) == line.task], True
+    local_rank = origin.local_rank if line.local_rank is None else line.local_rank
+    if local_rank is not None:
+        here = [process for process in here if process.local_rank == local_rank]
+    for said in (rank, line.rank, origin.rank):
+        if said is not None:
+            return _only([process for process in here if process.rank == said])
+    if not here:
+        return Missing.ELSEWHERE
+    if of_this_node and len(here) == 1:
+        return here[0]
+    if writer is LineWriter.ANY:
+        return Missing.UNKNOWN
+    return _only(
+        [process for process in here if process.rank == (0 if writer is LineWriter.FIRST else process.world_size - 1)]
+    )
+
+
+def _only(found: list[TrainingProcess]) -> TrainingProcess | Missing:
+    """Return the process of the newest attempt; several jobs with the same rank are ambiguous."""
+    if not found:
+        return Missing.ELSEWHERE
+    if len({process.job for process in found}) > 1:
+        return Missing.UNKNOWN
+    return max(found, key=lambda process: process.attempt)
+
+
+UNKNOWN_BYTES = 1 << 20  # without a line of any framework: probably not a training log...
+UNKNOWN_EVERY = 8  # ...and searched for all of them only this rarely
+LEARN_BYTES = 1 << 16  # from the end of a pre-existing log: some hundred lines
+UNREAD_LINES, UNREAD_TIMES = 1_000, 3  # without a step, and so many times as many as before: it is not understood
+WATCHDOG = b"ProcessGroupNCCL"
+
+_ALWAYS = (*NEEDLES, *TABLE_NEEDLES, WATCHDOG)
+
+
+@dataclass(frozen=True)
+class Said:
+    """One line's content: ``reading`` from a framework, ``words`` of a failure, ``watchdog`` from NCCL, or ``failure``.
+
+    ``line`` is the one used for attribution: the first of a traceback. Words may go on with the next lines.
+    """
+
+    line: LogLine
+    reading: LogReading | None = None
+    words: LastWords | None = None
+    watchdog: WatchdogLine | None = None
+    failure: RankFailure | None = None
+
+
+class Program:
+    """What is known about the program that writes a log; a process's two outputs share one."""
+
+    def __init__(self, frameworks: Sequence[Framework]) -> None:
+        self.parser = LogParser(frameworks)
+        self.quiet: dict[Quiet, tuple[TrainingProcess, int | None]] = {}  # phases started and not ended
+
+
+class FollowedLog:
+    """A log, its program and what is in progress in it."""
+
+    def __init__(self, tail: GrowingFile, program: Program, drops: Drops) -> None:
+        self.identity = tail.identity
+        self.name = ""  # for people
+        self.origin = LogOrigin()
+        self.configured = False
+        self.found_s = 0.0  # when it was last found, on the agent's clock...
+        self.owned_s = 0.0  # ...and when a process last wrote to it itself
+        self.read_bytes = 0
+        self.understood = False  # whether any line was recognized
+        self.lines_since_step = 0  # since the last line with a step, or since it is followed
+        self.step: int | None = None  # the last that was read
+        self.steps_of: TrainingProcess | None = None  # the rank whose steps it has named last
+        self.usual_lines = 0  # the most between two lines with a step
+        self.program = program
+        self._tail = tail
+        self._drops = drops
+        self._container = ContainerLines()
+        self._begin_words()
+        self._reads = 0
+
+    def learn(self) -> list[Said]:
+        """Seek to the end; return the content of the last lines before it. Raises OSError."""
+        self._tail.begin_at(max(0, self._tail.size - LEARN_BYTES))
+        needles = (*_ALWAYS, *self.program.parser.needles)
+        said = list(self._said(self._container.unwrapped(self._tail.read(LEARN_BYTES)), needles, LEARN_BYTES))
+        self._begin_words()
+        self.lines_since_step = 0
+        return said
+
+    def new(self, bytes_max: int, lines_max: int) -> Iterator[Said]:
+        """Yield the content of new lines, in order; parses at most ``lines_max``. Raises OSError."""
+        raw = self._tail.read(bytes_max)
+        self._drops.count("training_log_bytes_skipped", self._tail.skipped_bytes)
+        self._drops.count("training_log_long_lines", self._tail.long_lines)
+        if self._tail.skipped_bytes:
+            self._container = ContainerLines()  # what follows does not continue the last pieces
+        lines = self._container.unwrapped(raw)
+        self.read_bytes += len(raw)
+        self._reads += 1 if raw else 0
+        self.lines_since_step += lines.count(b"\n")
+        if not self.understood and self.read_bytes > UNKNOWN_BYTES and self._reads % UNKNOWN_EVERY:
+            return self._said(lines, _ALWAYS, lines_max)
+        return self._said(lines, (*_ALWAYS, *self.program.parser.needles), lines_max)
+
+    @property
+    def unread(self) -> str:
+        """Says that the log has gone on for long without a step that was read; "" while it has not."""
+        if self.lines_since_step < max(UNREAD_LINES, UNREAD_TIMES * self.usual_lines):
+            return ""
+        since = "with a step that is understood" if self.step is None else f"read since step {self.step}"
+        return f"{self.name}: {self.lines_since_step:,} lines, none {since}; training_log_patterns can name its format"
+
+    def close(self) -> None:
+        """Close the file."""
+        self._tail.close()
+
+    def _begin_words(self) -> None:
+        self._words = WordsReader()
+        self._table = FailureTable()
+
+    def _note_step(self, step: int, lines_after: int) -> None:
+        """Record a step that was read; ``lines_after`` it are already counted."""
+        if self.step is not None:
+            self.usual_lines = max(self.usual_lines, self.lines_since_step - lines_after)
+        self.step, self.lines_since_step = step, lines_after
+
+    def _said(self, lines: bytes, needles: tuple[bytes, ...], lines_max: int) -> Iterator[Said]:
+        starts = starts_of(lines, needles)
+        if len(starts) > lines_max:
+            self._drops.count("training_log_lines_skipped", len(starts) - lines_max)
+            starts = starts[-lines_max:]
+        following, at = 0, 0
+        while at < len(lines):
+            if not (self._words.under_way or self._table.under_way):
+                while following < len(starts) and starts[following] < at:
+                    following += 1
+                if following == len(starts):
+                    return
+                at = starts[following]
+            text, at = line_at(lines, at)
+            said = self._read(text)
+            if said is not None:
+                self.understood = True
+                if said.reading is not None and said.reading.step is not None:
+                    self._note_step(said.reading.step, lines.count(b"\n", at))
+                yield said
+
+    def _read(self, text: str) -> Said | None:
+        line = without_prefixes(text)
+        failure = self._table.take(line.text)
+        if failure is not None:
+            return Said(LogLine("", failure.rank), failure=failure)
+        words = self._words.take(line, lambda text: self.program.parser.parse(text) is not None)
+        if words is not None:
+            return Said(words.line, words=words)
+        reading = self.program.parser.parse(line.text)
+        if reading is not None:
+            return Said(line, reading=reading)
+        watchdog = parse_watchdog(text)
+        return Said(line, watchdog=watchdog) if watchdog is not None else None
+
+
+NAMED_S = 60.0  # long enough to be read, short enough to disappear once it is over
+
+
+class LogTrouble:
+    """A collector's text for one kind of problem; times are of the agent's monotonic clock."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._until_s = 0.0
+
+    def note(self, text: str, now_s: float) -> None:
+        """Report this text from now on."""
+        self._text, self._until_s = text, now_s + NAMED_S
+
+    def text(self, now_s: float) -> str:
+        """Return the text to report; "" when it is over."""
+        return self._text if now_s < self._until_s else ""
+
 
 FILES_MAX = 64  # eight ranks with two outputs each, four times over
 READ_BYTES_MAX = 1 << 20  # per log and collection: five thousand lines

@@ -17,9 +17,19 @@ from dataclasses import replace
 
 import msgspec
 
-from eagle_eye.agent.training_logs.progress_bars import bar
-from eagle_eye.agent.training_logs.quantities import NUMBER, decoded, number, stamp_s
-from eagle_eye.agent.training_logs.reading import STEP_MAX, Framework, LineWriter, LogReading, Parse, Quiet
+from eagle_eye.agent.training_logs.reading import (
+    NUMBER,
+    STEP_MAX,
+    Framework,
+    LineWriter,
+    LogReading,
+    Parse,
+    Quiet,
+    bar,
+    decoded,
+    number,
+    stamp_s,
+)
 
 LINE_CHARS_MAX = 2_048
 JSON_CHARS_MAX = 8_192

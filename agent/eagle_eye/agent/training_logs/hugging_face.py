@@ -9,9 +9,17 @@ from __future__ import annotations
 
 import re
 
-from eagle_eye.agent.training_logs.progress_bars import bar
-from eagle_eye.agent.training_logs.quantities import NUMBER, number
-from eagle_eye.agent.training_logs.reading import STEP_MAX, Framework, LineWriter, LogReading, Parse, Quiet
+from eagle_eye.agent.training_logs.reading import (
+    NUMBER,
+    STEP_MAX,
+    Framework,
+    LineWriter,
+    LogReading,
+    Parse,
+    Quiet,
+    bar,
+    number,
+)
 
 LINE_CHARS_MAX = 8_192  # of a dictionary: preference training prints some 30 values
 

@@ -1,20 +1,25 @@
-"""Finds what failing programs write to a log: tracebacks, aborts, watchdogs, NCCL's warnings. Pure; never raises.
+"""Reads what failing programs write to a log, and finds out which of them it ended. Pure; never raises.
 
-Each begins with a line of its own, in one of the shapes below, and goes on below it: a message of several lines has its
-cause in the last one. Sources: Python; the C++ runtime (libstdc++, libc++); PyTorch, ProcessGroupNCCL.cpp; NCCL,
-debug.cc.
+A program's words begin with a line of their own, in one of a few shapes, and go on below it: a message of several lines
+has its cause in the last one. Sources: Python; the C++ runtime (libstdc++, libc++); PyTorch, ProcessGroupNCCL.cpp and
+torch.distributed.elastic.multiprocessing.errors (1.9 to 2.13); NCCL, debug.cc.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from eagle_eye.agent.nccl.watchdog import named_rank
-from eagle_eye.agent.training_logs.line_prefixes import LogLine
-from eagle_eye.schema.last_words import HEADER, is_advice
+from eagle_eye.agent.processes.process_registry import TrainingProcess
+from eagle_eye.agent.redact import redact
+from eagle_eye.agent.training_hook.message import TEXT_BYTES_MAX
+from eagle_eye.agent.training_logs.lines import LogLine
+from eagle_eye.agent.training_logs.rank_courses import Key, key
+from eagle_eye.schema.events import Event
+from eagle_eye.schema.last_words import HEADER, device_word, is_advice
 
 STREAMS_MAX = 64  # ranks whose words may be interleaved in one log
 LINES_MAX = 1_000  # per traceback: the interpreter prints at most 1,000 frames, and folds recursion
@@ -196,3 +201,157 @@ def _by_group(line: LogLine, text: str) -> LogLine:
     """Return the line as written by the rank that the text names, if no prefix does."""
     rank = named_rank(text) if line.rank is None else line.rank
     return LogLine(line.text, rank, line.local_rank, line.task, line.pid)
+
+
+TABLE_BEGIN = "Failures:"
+TABLE_NEEDLES = (TABLE_BEGIN.encode(),)
+TABLE_LINES_MAX = 4_000  # of one table: 16 ranks with tracebacks
+
+_FIELD = re.compile(r"  (host|rank|exitcode|traceback) *: (.{0,4000})")
+_RANK = re.compile(r"([0-9]{1,9}) \(local_rank: ([0-9]{1,5})\)")
+_EXIT = re.compile(r"(-?[0-9]{1,3}) \(pid: ([0-9]{1,10})\)")
+_NEXT = re.compile(r"\[[0-9]{1,5}\]:|-{20}|={20}")
+
+
+@dataclass(frozen=True)
+class RankFailure:
+    """One rank's failure by its launcher; ``traceback`` None unless the rank left one to the launcher."""
+
+    host: str
+    rank: int
+    local_rank: int
+    exit_code: int
+    pid: int
+    traceback: LastWords | None = None
+
+
+class FailureTable:
+    """The table that is under way in one log."""
+
+    def __init__(self) -> None:
+        self._read = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._fields: dict[str, str] = {}
+        self._reader = WordsReader()
+        self._words: LastWords | None = None
+
+    @property
+    def under_way(self) -> bool:
+        """Whether the next lines are the table's."""
+        return self._read > 0
+
+    def take(self, text: str) -> RankFailure | None:
+        """Take the log's next line, without prefixes; return a rank's failure once it is read to its end."""
+        if not self._read:
+            self._read = int(text.rstrip() == TABLE_BEGIN)
+            return None
+        self._read += 1
+        found = _FIELD.match(text)
+        if found is not None:
+            self._fields.setdefault(found[1], found[2].strip())
+            if found[1] == "traceback":
+                self._reader.take(LogLine(found[2]))
+            return None
+        if not _NEXT.match(text):
+            self._words = self._reader.take(LogLine(text[2:])) or self._words
+            self._read %= TABLE_LINES_MAX
+            return None
+        failure = self._failure()
+        self._begin()
+        if text.startswith("="):
+            self._read = 0
+        return failure
+
+    def _failure(self) -> RankFailure | None:
+        rank, ended = _RANK.match(self._fields.get("rank", "")), _EXIT.match(self._fields.get("exitcode", ""))
+        if rank is None or ended is None:
+            return None
+        host = self._fields.get("host", "")
+        return RankFailure(host, int(rank[1]), int(rank[2]), int(ended[1]), int(ended[2]), self._words)
+
+
+CHAINED_S = 1.0  # an exception raised while handling another follows directly in the log
+SETTLED_S = 30.0  # a live rank without a step for this long after an uncaught error is not training
+WORDS_MAX = 8  # of one process since its last step: threads and handlers fail one after the other
+_CUT = "\n...\n"
+
+
+@dataclass
+class _Error:
+    words: tuple[LastWords, ...]
+    time_s: float
+    seen_s: float
+    uncaught: bool
+
+
+class EndedByError:
+    """Keeps each rank's newest words until their outcome is known. Errors are reported once per process.
+
+    A traceback in a log may have been caught: only one after which its process ends, or which PyTorch's own hook
+    for uncaught exceptions wrote and no step followed, has ended the program.
+    """
+
+    def __init__(self, running: Callable[[int], bool]) -> None:
+        """``running`` says whether a pid belongs to a live process."""
+        self._running = running
+        self._waiting: dict[Key, _Error] = {}
+        self._reported: set[Key] = set()
+
+    def note(
+        self, process: TrainingProcess, words: LastWords, time_s: float, monotonic_s: float, *, uncaught: bool
+    ) -> None:
+        """Record an error, which may go on; it replaces an earlier one, unless it follows from that one.
+
+        An error of a device is never replaced: such a device does not recover.
+        """
+        if key(process) not in self._reported:
+            before = self._waiting.get(key(process))
+            kept: tuple[LastWords, ...] = ()
+            if before is not None:
+                followed = monotonic_s - before.seen_s <= CHAINED_S
+                kept = before.words if followed else tuple(w for w in before.words if device_word(w.text))
+            self._waiting[key(process)] = _Error((*kept, words)[-WORDS_MAX:], time_s, monotonic_s, uncaught)
+
+    def note_step(self, process: TrainingProcess) -> None:
+        """Record that the process has finished a step: earlier errors were caught."""
+        self._waiting.pop(key(process), None)
+
+    def ended(self, processes: Iterable[TrainingProcess], monotonic_s: float) -> list[Event]:
+        """Return the errors known by now to have ended their program; ``processes`` are all still tracked."""
+        events = []
+        known = {key(process): process for process in processes}
+        self._waiting = {name: error for name, error in self._waiting.items() if name in known}
+        self._reported &= known.keys()
+        for name, error in list(self._waiting.items()):
+            process = known[name]
+            settled = error.uncaught and monotonic_s - error.seen_s >= SETTLED_S
+            if settled or not self._running(process.pid):
+                del self._waiting[name]
+                self._reported.add(name)
+                who = {"rank": process.rank, "job": process.job, "attempt": process.attempt}
+                text = text_of(error.words)
+                events.append(Event(error.time_s, "training_error", process.device, {"text": text, **who}))
+        return events
+
+
+def text_of(words: Sequence[LastWords]) -> str:
+    """Return the words as one text: what was raised first, and what was raised for it or names a device.
+
+    An abort or a watchdog that follows a traceback is only the end of the process. Each keeps its beginning and its
+    end: the place, and the cause, which a message of several lines has in its last one.
+    """
+    chosen = [one for one in words if one.kind == "traceback" or device_word(one.text)] or words[:1]
+    texts = list(dict.fromkeys(redact(one.text) for one in chosen))
+    joint = f"\n{HEADER}\n"
+    size = (TEXT_BYTES_MAX - (len(texts) - 1) * len(joint)) // len(texts)
+    return joint.join(_within(text, size) for text in texts)
+
+
+def _within(text: str, size: int) -> str:
+    encoded = text.encode("utf-8", "replace")
+    if len(encoded) <= size:
+        return encoded.decode("utf-8")
+    end = encoded[-(size // 2) :].decode("utf-8", "ignore")
+    return encoded[: size - size // 2 - len(_CUT)].decode("utf-8", "ignore") + _CUT + end

@@ -6,8 +6,7 @@ metric is added.
 
 from __future__ import annotations
 
-from eagle_eye.agent.training_logs.quantities import number
-from eagle_eye.agent.training_logs.reading import STEP_MAX, Framework, LineWriter, LogReading, Parse
+from eagle_eye.agent.training_logs.reading import STEP_MAX, Framework, LineWriter, LogReading, Parse, number
 
 LINE_CHARS_MAX = 8_192
 COLUMNS_MAX = 256

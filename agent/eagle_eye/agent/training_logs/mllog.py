@@ -11,8 +11,16 @@ import math
 
 import msgspec
 
-from eagle_eye.agent.training_logs.quantities import decoded, number
-from eagle_eye.agent.training_logs.reading import STEP_MAX, Framework, LineWriter, LogReading, Parse, Quiet
+from eagle_eye.agent.training_logs.reading import (
+    STEP_MAX,
+    Framework,
+    LineWriter,
+    LogReading,
+    Parse,
+    Quiet,
+    decoded,
+    number,
+)
 
 MARK = ":::MLLOG "
 LINE_CHARS_MAX = 8_192

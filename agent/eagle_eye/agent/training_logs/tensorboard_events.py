@@ -8,8 +8,16 @@ the data. The data is a protobuf message Event: 1 wall_time (double), 2 step (va
 
 from __future__ import annotations
 
+import os
 import struct
 from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+from eagle_eye.agent.files.foreign import Identity, open_file
+from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.training_logs.reading import STEP_MAX, LineWriter, LogReading
 
 SCALAR_BYTES_MAX = 16_384  # a record with a step's scalars has some hundred; images and graphs are larger
 RECORD_BYTES_MAX = 1 << 31  # a larger length is taken for damage
@@ -209,3 +217,113 @@ def _signed(value: int) -> int:
 
 def _double(value: int | bytes) -> float:
     return float(struct.unpack("<d", value)[0]) if isinstance(value, bytes) else 0.0
+
+
+ENTER_BYTES = 1 << 14  # from the end of a pre-existing file: some hundred scalars
+READ_BYTES_MAX = 1 << 17  # per read: more than the records that one collection takes
+TORN_READS_MAX = 10  # reads after which an invalid record is damaged rather than incomplete, on a network file system
+
+
+class EventFile:
+    """The records added to a file since the last read.
+
+    An incomplete record waits. Records with a wrong checksum are counted as ``tensorboard_damaged``; reading continues
+    at the next record. A truncated file is read from its beginning.
+    """
+
+    def __init__(self, path: Path, drops: Drops, identity: Identity | None = None) -> None:
+        """Open the file; reading starts at the beginning. Raises OSError, NotTheirs as ``open_file`` does."""
+        self._descriptor = open_file(path, identity=identity)
+        self._drops = drops
+        self._at = self._size = 0
+        self._torn_reads = 0
+
+    def enter(self) -> list[Scalar]:
+        """Seek to the end; return the last scalars before it. Raises OSError."""
+        size = os.fstat(self._descriptor).st_size
+        self._at = max(0, size - ENTER_BYTES)
+        if self._at:
+            start = next_record(os.pread(self._descriptor, ENTER_BYTES, self._at))
+            if start is None:
+                self._at = size
+                return []
+            self._at += start
+        return self.read(ENTER_BYTES)
+
+    def read(self, records_max: int) -> list[Scalar]:
+        """Return the scalars of the next records; none: nothing is new. Raises OSError."""
+        size = os.fstat(self._descriptor).st_size
+        if size < self._size:
+            self._at = 0
+        self._size = size
+        if size <= self._at:  # a large record being skipped may still be incomplete
+            return []
+        data = os.pread(self._descriptor, min(READ_BYTES_MAX, size - self._at), self._at)
+        try:
+            records = read_records(data, records_max)
+        except DamagedRecord:
+            self._torn_reads += 1
+            if self._torn_reads > TORN_READS_MAX:
+                self._torn_reads = 0
+                self._drops.count("tensorboard_damaged")
+                self._at += next_record(data, 1) or len(data)
+            return []
+        self._torn_reads = 0
+        self._drops.count("tensorboard_damaged", records.damaged)
+        self._at += records.used
+        return records.scalars
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
+
+
+class Tag(NamedTuple):
+    """A tag's meaning: a field of LogReading, its multiplier, and which rank by convention writes it."""
+
+    field: str
+    scale: float = 1.0
+    writer: LineWriter = LineWriter.FIRST
+
+
+# Exact names, in lower case. Missing here: tags whose step counts samples or tokens, or that follow no standard.
+TAGS = MappingProxyType(
+    {
+        "lm loss": Tag("loss", writer=LineWriter.LAST),  # Megatron-LM
+        "lm-loss-training/lm loss": Tag("loss", writer=LineWriter.LAST),  # Megatron-DeepSpeed
+        "grad-norm": Tag("grad_norm", writer=LineWriter.LAST),
+        "grad-norm/grad-norm": Tag("grad_norm", writer=LineWriter.LAST),
+        "iteration-time": Tag("step_s", writer=LineWriter.LAST),
+        "iteration-time/iteration-time": Tag("step_s", writer=LineWriter.LAST),
+        "loss_metrics/global_avg_loss": Tag("loss"),  # torchtitan
+        "training_metrics/grad_norm": Tag("grad_norm"),
+        "time_metrics/end_to_end(s)": Tag("step_s"),
+        "throughput(tps)": Tag("tokens_per_second"),
+        "train/loss": Tag("loss"),  # Hugging Face
+        "train/grad_norm": Tag("grad_norm"),
+        "reduced_train_loss": Tag("loss"),  # NeMo
+        "train_step_timing in s": Tag("step_s"),
+        "train_loss": Tag("loss"),  # Lightning modules
+        "train_loss_step": Tag("loss"),
+        "loss": Tag("loss"),
+        "grad_norm": Tag("grad_norm"),
+        "lm_loss": Tag("loss"),  # nanotron
+        "time_per_iteration_ms": Tag("step_s", 1e-3),
+        "elapsed_time_per_iteration_ms": Tag("step_s", 1e-3),
+        "tokens_per_sec_per_gpu": Tag("tokens_per_second"),
+        "tokens_per_sec": Tag("job_tokens_per_second"),
+        "loss/train/total": Tag("loss"),  # Composer
+        "l2_norm/grad/global": Tag("grad_norm"),
+        "throughput/device/tokens_per_sec": Tag("tokens_per_second"),
+        "throughput/tokens_per_sec": Tag("job_tokens_per_second"),
+    }
+)
+
+
+def reading(scalar: Scalar) -> LogReading | None:
+    """Convert the scalar to a reading, None where its tag is not in the table."""
+    tag = TAGS.get(scalar.tag.lower())
+    if tag is None or not 0 <= scalar.step < STEP_MAX:
+        return None
+    value = {tag.field: scalar.value * tag.scale}
+    return LogReading(step=scalar.step, stamp_s=scalar.time_s, writer=tag.writer, **value)  # type: ignore[arg-type]
