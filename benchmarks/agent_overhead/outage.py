@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle_eye.agent.loop.clock import SystemClock
-from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.loop.collector import Drops
 from eagle_eye.agent.transport.servers import Servers
 from eagle_eye.agent.transport.spool import BYTES_MAX, Spool
 from eagle_eye.agent.transport.uplink import Destination, Uplink

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle_eye.agent.collectors.flight_recorder import FlightRecorderCollector
-from eagle_eye.agent.loop.collector import Observed
-from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.loop.collector import Drops, Observed
 from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
 from tests.agent.fakes import FakeClock
 from tests.agent.nccl_fakes import FakeProc, flight_dump, flight_entry

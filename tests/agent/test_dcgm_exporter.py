@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from eagle_eye.agent.collectors import dcgm_exporter
 from eagle_eye.agent.collectors.dcgm_exporter import ASK_EVERY_S, SOURCES, DcgmExporterCollector, address
 from eagle_eye.agent.exposition.parser import LINE_CHARS_MAX, ParsedSample, samples
-from eagle_eye.agent.loop.collector import CollectFailed, Observed
-from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.loop.collector import CollectFailed, Drops, Observed
 from eagle_eye.schema.metrics import BY_NAME, Scope
 from tests.agent.fakes import REPOSITORY, FakeClock
 

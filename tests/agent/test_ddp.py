@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from eagle_eye.agent.collectors.training import TrainingCollector
-from eagle_eye.agent.loop.collector import Observed
-from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.loop.collector import Drops, Observed
 from tests.agent.fakes import until
 
 pytest.importorskip("torch", reason="torch is not installed: pip install eagle-eye[ml]")

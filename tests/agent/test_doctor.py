@@ -17,14 +17,11 @@ import msgspec
 import pytest
 
 from eagle_eye.agent.config import AgentConfiguration
-from eagle_eye.agent.health import doctor, doctor_checks
-from eagle_eye.agent.health.doctor_checks import HostFinding
-from eagle_eye.agent.health.host_look import look
-from eagle_eye.agent.health.host_verdict import HostVerdict
-from eagle_eye.agent.loop.collector import CollectFailed, Observed, Unsupported
-from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.health import doctor
+from eagle_eye.agent.health.doctor import HostFinding
+from eagle_eye.agent.health.host_verdict import HostVerdict, look
+from eagle_eye.agent.loop.collector import CollectFailed, CollectorStanding, Drops, Observed, Unsupported
 from eagle_eye.agent.loop.runner import CollectorRunner
-from eagle_eye.agent.loop.tick_result import CollectorStanding
 from tests.agent.test_loop import Scripted, failing, node_row
 from tests.agent.test_uplink import Server
 
@@ -55,7 +52,7 @@ def one(findings: Iterator[HostFinding]) -> HostFinding:
 
 def test_a_collector_s_reason_comes_with_what_to_do_about_it() -> None:
     found = list(
-        doctor_checks.collectors(
+        doctor.check_collectors(
             [
                 CollectorStanding("host", "ok", 0.0042, 0),
                 CollectorStanding("nvml", "failed: nvmlInit: Driver Not Loaded", 0.1, 1),
@@ -92,12 +89,12 @@ def test_collectors_are_asked_together_and_one_that_hangs_is_not_waited_for() ->
 
 
 def test_the_doctor_says_the_verdict_of_the_prolog_s_check() -> None:
-    sick, *others = doctor_checks.host(HostVerdict("sick", ("gpu 1: XID 79", "b"), ()))
+    sick, *others = doctor.check_host(HostVerdict("sick", ("gpu 1: XID 79", "b"), ()))
     assert (sick.state, sick.detail, len(others)) == ("failed", "sick: gpu 1: XID 79", 1)
-    well, noted = doctor_checks.host(HostVerdict("healthy", (), (), ("8 GPUs",), ("a task is blocked",)))
+    well, noted = doctor.check_host(HostVerdict("healthy", (), (), ("8 GPUs",), ("a task is blocked",)))
     assert (well.state, noted.state) == ("ok", "note")
     assert well.detail == "healthy: nothing stands against this host; judged: 8 GPUs"
-    unknown = one(doctor_checks.host(HostVerdict("cannot_tell", (), ("nvml: no",))))
+    unknown = one(doctor.check_host(HostVerdict("cannot_tell", (), ("nvml: no",))))
     assert (unknown.state, unknown.detail) == ("note", "cannot tell: nvml: no")
 
 
@@ -122,7 +119,7 @@ class Machine:
             self.write(self.proc / f"driver/nvidia/gpus/0000:{number:02x}:00.0/information", "")
         if version:
             self.write(self.sys / "module/nvidia/version", version + "\n")
-        return one(doctor_checks.gpu_driver(self.proc, self.sys))
+        return one(doctor.check_gpu_driver(self.proc, self.sys))
 
 
 @pytest.fixture
@@ -134,7 +131,7 @@ def test_a_host_with_amd_gpus_is_told_what_judges_them(machine: Machine) -> None
     device = machine.sys / "bus/pci/devices/0000:1c:00.0"
     machine.write(device / "vendor", "0x1002\n")
     machine.write(device / "class", "0x120000\n")
-    found = one(doctor_checks.gpu_driver(machine.proc, machine.sys))
+    found = one(doctor.check_gpu_driver(machine.proc, machine.sys))
     assert (found.state, found.detail) == ("note", "1 AMD GPUs on the PCI bus, judged by the kernel's log alone")
 
 
@@ -159,7 +156,7 @@ def test_permissions_name_what_is_lost_without_them(machine: Machine) -> None:
     machine.write(machine.proc / "self/status", f"Name:\tx\nCapEff:\t{1 << 34:016x}\n")
     machine.write(machine.proc / "sys/kernel/dmesg_restrict", "1\n")
     machine.write(machine.proc / "sys/kernel/yama/ptrace_scope", "3\n")
-    found = {finding.subject: finding for finding in doctor_checks.permissions(machine.proc)}
+    found = {finding.subject: finding for finding in doctor.check_permissions(machine.proc)}
     assert found["CAP_SYSLOG"].state == "ok"
     assert "exit codes" in found["CAP_SYS_PTRACE"].detail
     assert found["kernel.dmesg_restrict"].detail == "1: needs CAP_SYSLOG"
@@ -167,30 +164,30 @@ def test_permissions_name_what_is_lost_without_them(machine: Machine) -> None:
 
 
 def test_a_proc_that_does_not_tell_is_said(machine: Machine) -> None:
-    assert one(doctor_checks.permissions(machine.proc)).state == "note"
+    assert one(doctor.check_permissions(machine.proc)).state == "note"
 
 
 def test_a_spool_that_cannot_be_written_is_to_be_done(tmp_path: Path) -> None:
-    assert one(doctor_checks.spool(tmp_path / "not/yet/made", 1 << 20)).state == "ok"
-    assert one(doctor_checks.spool(tmp_path, 1 << 60)).state == "note"
+    assert one(doctor.check_spool(tmp_path / "not/yet/made", 1 << 20)).state == "ok"
+    assert one(doctor.check_spool(tmp_path, 1 << 60)).state == "note"
     (tmp_path / "file").write_text("")
-    found = one(doctor_checks.spool(tmp_path / "file/spool", 1 << 20))
+    found = one(doctor.check_spool(tmp_path / "file/spool", 1 << 20))
     assert (found.state, "spool_dir" in found.remedy) == ("failed", True)
 
 
 def test_a_hook_socket_is_ok_only_with_an_agent_and_open_to_all(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     path = Path(f"/tmp/eagle-eye-doctor-{os.getpid()}.sock")  # pytest's own folders are closed to other users
-    assert "no agent listens" in one(doctor_checks.hook_socket(path)).detail
+    assert "no agent listens" in one(doctor.check_hook_socket(path)).detail
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         listener.bind(str(path))
         path.chmod(0o600)
-        assert "not open to other users" in one(doctor_checks.hook_socket(path)).detail
+        assert "not open to other users" in one(doctor.check_hook_socket(path)).detail
         path.chmod(0o666)
-        assert one(doctor_checks.hook_socket(path)).state == "ok"
+        assert one(doctor.check_hook_socket(path)).state == "ok"
         listener.close()
-        assert "Connection refused: no agent listens" in one(doctor_checks.hook_socket(path)).detail
+        assert "Connection refused: no agent listens" in one(doctor.check_hook_socket(path)).detail
     finally:
         listener.close()
         path.unlink()
@@ -202,7 +199,7 @@ def test_a_hook_socket_in_a_closed_folder_is_no_use_to_users(tmp_path: Path) -> 
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(str(closed / "s"))
         (closed / "s").chmod(0o666)
-        assert f"{closed} is closed to them" in one(doctor_checks.hook_socket(closed / "s")).detail
+        assert f"{closed} is closed to them" in one(doctor.check_hook_socket(closed / "s")).detail
 
 
 def configured(server: Server) -> AgentConfiguration:
@@ -224,7 +221,7 @@ def test_the_server_s_answer_says_whether_it_takes_frames_and_the_token(
 ) -> None:
     (tmp_path / "token").write_text("secret-token\n")
     server.refuse = lambda _frames, _headers: (status, {}, {"reason": "empty"})
-    assert states(doctor_checks.server(configured(server), tmp_path / "token")) == expected
+    assert states(doctor.check_server(configured(server), tmp_path / "token")) == expected
     assert server.requests[0]["authorization"] == "Bearer secret-token"
     assert server.frames == []
 
@@ -233,24 +230,24 @@ def test_a_node_that_is_enrolled_is_never_told_to_make_a_token(server: Server, t
     (tmp_path / "token").write_text("bought-token\n")
     server.refuse = lambda _frames, _headers: (401, {}, {"reason": "token"})
     enrolled = msgspec.structs.replace(configured(server), join_token_file=str(tmp_path / "join-token"))
-    found = [one for one in doctor_checks.server(enrolled, tmp_path / "token") if one.subject == "token"]
+    found = [one for one in doctor.check_server(enrolled, tmp_path / "token") if one.subject == "token"]
     assert "tokens create" not in found[0].remedy
     assert "it enrols" in found[0].remedy
 
 
 def test_without_a_token_the_first_remedy_is_to_name_its_file(server: Server) -> None:
     server.refuse = lambda _frames, _headers: (401, {}, {"reason": "token"})
-    found = [one for one in doctor_checks.server(configured(server), None) if one.subject == "token"]
+    found = [one for one in doctor.check_server(configured(server), None) if one.subject == "token"]
     assert found[0].detail == "the server answered 401 to a request without a token"
     assert found[0].remedy.startswith("name the file of this node's token")
 
 
 def test_a_server_that_is_not_there_and_a_token_that_is_none_are_to_be_done(server: Server, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("two words\n")
-    found = one(doctor_checks.server(configured(server), tmp_path / "token"))
+    found = one(doctor.check_server(configured(server), tmp_path / "token"))
     assert (found.subject, found.state) == ("token", "failed")
     nobody = msgspec.structs.replace(configured(server), server="http://127.0.0.1:1")
-    found = one(doctor_checks.server(nobody, None))
+    found = one(doctor.check_server(nobody, None))
     assert (found.subject, found.state) == ("server", "failed")
     assert "Connection refused" in found.detail
 
@@ -258,26 +255,26 @@ def test_a_server_that_is_not_there_and_a_token_that_is_none_are_to_be_done(serv
 def test_each_of_several_servers_is_asked(server: Server) -> None:
     server.refuse = lambda _frames, _headers: (400, {"Eagle-Eye-Leader": "http://leader"}, {"reason": "empty"})
     several = AgentConfiguration(servers=[server.url, "http://127.0.0.1:1"], node="n1")
-    found = [finding for finding in doctor_checks.server(several, None) if finding.subject == "server"]
+    found = [finding for finding in doctor.check_server(several, None) if finding.subject == "server"]
     assert [finding.state for finding in found] == ["ok", "failed"]
     assert found[0].detail == f"{server.url} passes frames on to http://leader"
 
 
 def test_a_standby_that_passes_nothing_on_is_to_be_done(server: Server) -> None:
     server.refuse = lambda _frames, _headers: (503, {}, {"reason": "standby"})
-    found = one(doctor_checks.server(configured(server), None))
+    found = one(doctor.check_server(configured(server), None))
     assert (found.subject, found.state) == ("server", "failed")
     assert "stands by and passes nothing on" in found.detail
 
 
 def test_the_token_that_a_join_token_bought_is_the_one_that_is_tried(server: Server, tmp_path: Path) -> None:
     enrolling = msgspec.structs.replace(configured(server), join_token_file=str(tmp_path / "join-token"))
-    found = one(doctor_checks.server(enrolling, tmp_path / "token"))
+    found = one(doctor.check_server(enrolling, tmp_path / "token"))
     assert (found.subject, found.state) == ("token", "failed")
     assert "not enrolled yet" in found.detail
     (tmp_path / "token").write_text("bought-token\n")
     server.refuse = lambda _frames, _headers: (400, {}, {"reason": "empty"})
-    assert states(doctor_checks.server(enrolling, tmp_path / "token"))["token"] == "ok"
+    assert states(doctor.check_server(enrolling, tmp_path / "token"))["token"] == "ok"
     assert server.requests[-1]["authorization"] == "Bearer bought-token"
 
 
@@ -289,7 +286,7 @@ def test_a_server_with_another_time_is_to_be_done(server: Server, ahead_s: float
     server.refuse = answer
     found = {
         finding.subject: finding
-        for finding in doctor_checks.server(configured(server), None, lambda: time.time() - ahead_s)
+        for finding in doctor.check_server(configured(server), None, lambda: time.time() - ahead_s)
     }
     assert found["clocks"].state == state
     if state == "failed":
@@ -297,13 +294,13 @@ def test_a_server_with_another_time_is_to_be_done(server: Server, ahead_s: float
 
 
 def test_a_time_that_is_none_is_said() -> None:
-    assert one(doctor_checks._server_clock("yesterday", 1.0, 2.0)).state == "note"
-    assert one(doctor_checks._server_clock(formatdate(1_000_000, usegmt=True), 1_000_000.9, 1_000_001.1)).state == "ok"
+    assert one(doctor._server_clock("yesterday", 1.0, 2.0)).state == "note"
+    assert one(doctor._server_clock(formatdate(1_000_000, usegmt=True), 1_000_000.9, 1_000_001.1)).state == "ok"
 
 
 def test_names_that_differ_are_to_be_done() -> None:
-    assert one(doctor_checks.names([])).state == "ok"
-    found = one(doctor_checks.names(["Slurm (SLURMD_NODENAME) calls this node 'a1', the agent 'b1'"]))
+    assert one(doctor.check_names([])).state == "ok"
+    found = one(doctor.check_names(["Slurm (SLURMD_NODENAME) calls this node 'a1', the agent 'b1'"]))
     assert (found.state, "scheduler" in found.remedy) == ("failed", True)
 
 
@@ -366,7 +363,7 @@ def metrics_page() -> Iterator[Callable[[str], str]]:
 def test_a_log_that_is_not_understood_is_found_on_the_agents_page(metrics_page: Callable[[str], str]) -> None:
     name = "eagle_eye_train_log_lines_since_step"
     text = f'{name}{{device="0",job="j"}} 12300\n{name}{{device="1",job="j"}} 3\n'
-    finding = one(doctor_checks.training_logs(metrics_page(text)))
+    finding = one(doctor.check_training_logs(metrics_page(text)))
     assert (finding.state, finding.detail) == (
         "failed",
         "12,300 lines without a step that is read, by the rank on device 0",
@@ -375,10 +372,10 @@ def test_a_log_that_is_not_understood_is_found_on_the_agents_page(metrics_page: 
 
 
 def test_logs_that_are_read_are_found_well(metrics_page: Callable[[str], str]) -> None:
-    assert one(doctor_checks.training_logs(metrics_page("eagle_eye_train_step{} 3\n"))).state == "ok"
+    assert one(doctor.check_training_logs(metrics_page("eagle_eye_train_step{} 3\n"))).state == "ok"
 
 
 @pytest.mark.parametrize("listens", ["", "127.0.0.1:1"])
 def test_without_a_running_agent_it_is_not_known_whether_logs_are_read(listens: str) -> None:
-    finding = one(doctor_checks.training_logs(listens))
+    finding = one(doctor.check_training_logs(listens))
     assert (finding.state, finding.detail[:9]) == ("note", "not known")

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle_eye.agent.loop.collector import Unsupported
-from eagle_eye.agent.network.ethtool import EthtoolStatistics, KernelEthtool, Statistic, link_statistics
+from eagle_eye.agent.network.ports import EthtoolStatistics, KernelEthtool, Statistic, link_statistics
 
 GSTRINGS, GSTATS, GSSET_INFO = 0x1B, 0x1D, 0x37
 

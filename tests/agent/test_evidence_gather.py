@@ -16,16 +16,22 @@ from pathlib import Path
 import pytest
 
 from eagle_eye.agent.evidence import gather as gathering
-from eagle_eye.agent.evidence.bug_report import BugReport
 from eagle_eye.agent.evidence.bundle import BundleManifest
 from eagle_eye.agent.evidence.flight_dumps import FlightDumps
-from eagle_eye.agent.evidence.gather import BUG_REPORT, EVIDENCE, CannotGather, EvidenceGatherer, gather_now
-from eagle_eye.agent.evidence.kernel_log import KernelLog
-from eagle_eye.agent.evidence.process_states import ProcessStates
+from eagle_eye.agent.evidence.gather import (
+    BUG_REPORT,
+    EVIDENCE,
+    BugReport,
+    CannotGather,
+    EvidenceGatherer,
+    KernelLog,
+    ProcessStates,
+    Stacks,
+    gather_now,
+)
 from eagle_eye.agent.evidence.source import EvidenceSource, Scene, Task
-from eagle_eye.agent.evidence.stacks import Stacks
 from eagle_eye.agent.external_tool import find
-from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.loop.collector import Drops
 from eagle_eye.agent.processes.process_registry import TrainingProcess
 from tests.agent.fakes import script, until
 from tests.agent.test_evidence_bundle import unpacked
@@ -151,7 +157,7 @@ def test_the_kernels_log_is_readable_and_without_secrets() -> None:
 
 
 def test_of_a_long_kernels_log_the_newest_part_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eagle_eye.agent.evidence.kernel_log.LOG_BYTES_MAX", 80)
+    monkeypatch.setattr("eagle_eye.agent.evidence.gather.LOG_BYTES_MAX", 80)
     reported, files = gather([kernel_log(b"6,1,1000000,-;" + b"x" * 60, b"6,2,2000000,-;" + b"y" * 60)])
     assert b"x" not in files["n1/kernel.log"]
     assert b"y" * 60 in files["n1/kernel.log"]

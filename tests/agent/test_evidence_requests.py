@@ -16,12 +16,18 @@ from hypothesis import strategies as st
 from eagle_eye.agent.evidence import requests as taking
 from eagle_eye.agent.evidence.bundle import FORMAT
 from eagle_eye.agent.evidence.gather import EVIDENCE, HANGING_MAX, EvidenceGatherer
-from eagle_eye.agent.evidence.requests import REMEMBERED_MAX, WAITING_MAX, EvidenceResponder
+from eagle_eye.agent.evidence.requests import (
+    BUNDLE_TYPE,
+    FAILURE_TYPE,
+    REMEMBERED_MAX,
+    WAITING_MAX,
+    EvidenceResponder,
+    Upload,
+    UploadTarget,
+)
 from eagle_eye.agent.evidence.source import Scene, Task
-from eagle_eye.agent.evidence.upload import BUNDLE_TYPE, FAILURE_TYPE, Upload, UploadTarget
 from eagle_eye.agent.loop.clock import SystemClock
-from eagle_eye.agent.loop.collector import CollectFailed
-from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.loop.collector import CollectFailed, Drops
 from eagle_eye.agent.transport.servers import Servers
 from tests.agent.fakes import FakeClock, until
 from tests.agent.test_evidence_bundle import unpacked

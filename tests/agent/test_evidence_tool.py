@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from eagle_eye.agent.external_tool import COMPLAINT_BYTES_MAX, NICENESS, find, run
-from eagle_eye.agent.processes.process_exit import is_running
+from eagle_eye.agent.processes.exit_watcher import is_running
 from tests.agent.fakes import until
 
 

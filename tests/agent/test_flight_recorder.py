@@ -14,8 +14,7 @@ import pytest
 
 from eagle_eye.agent.collectors import flight_recorder
 from eagle_eye.agent.collectors.flight_recorder import DEPARTED_KEPT_S, FlightRecorderCollector
-from eagle_eye.agent.nccl.dump_files import dump_paths
-from eagle_eye.agent.nccl.flight_dump import read
+from eagle_eye.agent.nccl.flight_dump import dump_paths, read
 from eagle_eye.agent.nccl.process_environment import Environments
 from tests.agent.fakes import REPOSITORY, FakeClock
 from tests.agent.flight_node import Node

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from eagle_eye.agent.collectors.flight_recorder import FlightRecorderCollector
-from eagle_eye.agent.nccl.dump_files import POLL_S, request_dumps
+from eagle_eye.agent.nccl.flight_dump import POLL_S, request_dumps
 from eagle_eye.agent.nccl.process_environment import Environments
 from tests.agent.fakes import FakeClock
 from tests.agent.flight_node import Node

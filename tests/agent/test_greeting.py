@@ -7,9 +7,8 @@ import logging
 import pytest
 
 from eagle_eye.agent.health.greeting import Greeting, greeting
-from eagle_eye.agent.loop.collector import Observed
+from eagle_eye.agent.loop.collector import CollectorStanding, Observed, TickFrame
 from eagle_eye.agent.loop.runner import SIMULATED
-from eagle_eye.agent.loop.tick_result import CollectorStanding, TickFrame
 
 URL = "http://server:8470"
 

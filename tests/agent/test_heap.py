@@ -9,7 +9,7 @@ import pytest
 # The first block teaches glibc's own limit. Each thread then frees what it took, but for a block at its heap's end.
 PEAKS = """
 import os, sys, threading
-from eagle_eye.agent.heap import share_heap
+from eagle_eye.agent.command import share_heap
 
 def resident_bytes():
     return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

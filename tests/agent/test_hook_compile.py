@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 
 from eagle_eye.agent import hook  # noqa: E402
 from eagle_eye.agent.hook import Training, attach  # noqa: E402
-from eagle_eye.agent.training_hook.sampling_share import Share  # noqa: E402
+from eagle_eye.agent.training_hook.torch_module import Share  # noqa: E402
 from tests.agent.fakes import Listener  # noqa: E402
 
 # The compiler warns of its own deprecations.

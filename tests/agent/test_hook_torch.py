@@ -16,9 +16,14 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install eagle-eye[ml]")
 
 from eagle_eye.agent.hook import Training, attach  # noqa: E402
-from eagle_eye.agent.training_hook.gradient_norm import LocalNorm  # noqa: E402
-from eagle_eye.agent.training_hook.sampling_share import LOOKS_JUDGED, Share  # noqa: E402
-from eagle_eye.agent.training_hook.torch_module import OUTPUTS_LOOKED_AT_MAX, collectives_inside, tensors_in  # noqa: E402
+from eagle_eye.agent.training_hook.torch_module import (  # noqa: E402  # noqa: E402
+    LOOKS_JUDGED,
+    OUTPUTS_LOOKED_AT_MAX,
+    LocalNorm,
+    Share,
+    collectives_inside,
+    tensors_in,
+)
 from tests.agent.fakes import Listener  # noqa: E402
 
 

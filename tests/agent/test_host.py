@@ -16,7 +16,7 @@ from eagle_eye.agent.collectors.host import (
     pressure_us,
     tcp_retransmits,
 )
-from eagle_eye.agent.files.bounded import content
+from eagle_eye.agent.files.foreign import content
 from eagle_eye.agent.loop.collector import CollectFailed, Unsupported
 from eagle_eye.schema.metrics import BY_NAME, Scope
 from tests.agent.fakes import FakeClock

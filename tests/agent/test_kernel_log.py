@@ -19,8 +19,7 @@ from eagle_eye.agent.collectors.kernel_log import (
     KernelLogCollector,
     open_log,
 )
-from eagle_eye.agent.loop.collector import CollectFailed, Unsupported
-from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.loop.collector import CollectFailed, Drops, Unsupported
 from eagle_eye.schema.events import BY_KIND, Event
 from eagle_eye.schema.frame import WIRE_VERSION, Frame, decode_frame, encode_frame
 from tests.agent.fakes import FakeClock

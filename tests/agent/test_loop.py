@@ -7,12 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from eagle_eye.agent.loop.clock import Wake
-from eagle_eye.agent.loop.collector import CollectFailed, Observed, Unsupported
-from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.loop.loop import Loop
+from eagle_eye.agent.loop.collector import CollectFailed, Drops, Observed, TickFrame, Unsupported
+from eagle_eye.agent.loop.loop import Loop, ServiceManager
 from eagle_eye.agent.loop.runner import CollectorRunner
-from eagle_eye.agent.loop.service_manager import ServiceManager
-from eagle_eye.agent.loop.tick_result import TickFrame
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import EVENTS_MAX, FRAME_BYTES_MAX, RANKS_MAX, Frame, Rank, values_of
 from eagle_eye.schema.rows import read_written

@@ -13,7 +13,7 @@ from eagle_eye.agent.collectors.nccl_inspector import (
     METRICS_EVERY_S,
     NcclInspectorCollector,
 )
-from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.loop.collector import Drops
 from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
 from eagle_eye.schema.metrics import BY_NAME
 from tests.agent.fakes import FakeClock

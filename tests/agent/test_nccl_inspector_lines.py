@@ -13,9 +13,9 @@ from eagle_eye.agent.nccl.inspector_lines import (
     IDLE_INTERVALS_MAX,
     KINDS_MAX,
     CollectiveTotals,
+    bus_bandwidth,
     parse,
 )
-from eagle_eye.agent.nccl.inspector_prometheus import bus_bandwidth
 from tests.agent.nccl_fakes import inspector_line
 
 

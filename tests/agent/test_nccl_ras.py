@@ -13,11 +13,20 @@ import pytest
 
 from eagle_eye.agent.collectors import nccl_ras
 from eagle_eye.agent.collectors.nccl_ras import EVERY_S, NcclRasCollector, own_addresses
-from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.loop.collector import Drops
 from eagle_eye.agent.nccl import ras_client
 from eagle_eye.agent.nccl.process_environment import Environments
-from eagle_eye.agent.nccl.ras_client import DEFAULT_PORT, NoAnswer, TooLong, ask
-from eagle_eye.agent.nccl.ras_reply import BadReply, Communicator, RasMember, RasProblem, Reply
+from eagle_eye.agent.nccl.ras_client import (
+    DEFAULT_PORT,
+    BadReply,
+    Communicator,
+    NoAnswer,
+    RasMember,
+    RasProblem,
+    Reply,
+    TooLong,
+    ask,
+)
 from eagle_eye.agent.processes.process_registry import TrainingProcess
 from tests.agent.fakes import FakeClock
 from tests.agent.nccl_fakes import FakeProc, process, published

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.agent.nccl import ras_reply
-from eagle_eye.agent.nccl.ras_reply import TEXT_CHARS_MAX, TROUBLES_MAX, BadReply, RasProblem, Reply, parse
+from eagle_eye.agent.nccl import ras_client
+from eagle_eye.agent.nccl.ras_client import TEXT_CHARS_MAX, TROUBLES_MAX, BadReply, RasProblem, Reply, parse
 from tests.agent.spoiled import spoiled
 
 DATA = Path(__file__).parent / "data/nccl"
@@ -123,7 +123,7 @@ def test_counts_out_of_range_are_not_taken(counts: dict[str, Any]) -> None:
 
 
 def test_a_document_that_would_take_gigabytes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ras_reply, "OBJECTS_MAX", 10)
+    monkeypatch.setattr(ras_client, "OBJECTS_MAX", 10)
     with pytest.raises(BadReply, match="more than 10 objects"):
         parse(document(*[rank(number) for number in range(5)]))
 

@@ -17,12 +17,16 @@ import pytest
 
 from eagle_eye.agent.config import read
 from eagle_eye.agent.evidence.requests import EvidenceResponder
-from eagle_eye.agent.loop.collector import CollectFailed
-from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.node_check import runner
-from eagle_eye.agent.node_check.requests import MEMORY_BYTES_MIN, WAITING_MAX, NodeCheckResponder
-from eagle_eye.agent.node_check.room import memory_limit_bytes
-from eagle_eye.agent.node_check.runner import OUTPUT_BYTES_MAX, Ran
+from eagle_eye.agent.loop.collector import CollectFailed, Drops
+from eagle_eye.agent.node_check import requests
+from eagle_eye.agent.node_check.requests import (
+    MEMORY_BYTES_MIN,
+    OUTPUT_BYTES_MAX,
+    WAITING_MAX,
+    NodeCheckResponder,
+    Ran,
+    memory_limit_bytes,
+)
 from eagle_eye.agent.processes.process_registry import TrainingProcess
 from eagle_eye.schema.configuration import ConfigurationError
 from tests.agent.fakes import REPOSITORY, until
@@ -220,7 +224,7 @@ def test_a_child_knows_none_of_our_secrets_and_is_the_first_to_go(monkeypatch: p
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth9")
     code = "import os, json; print(json.dumps([dict(os.environ), open('/proc/self/oom_score_adj').read()]))"
-    ran = runner.run(python(code), time.monotonic() + 20, lambda: "")
+    ran = requests.run(python(code), time.monotonic() + 20, lambda: "")
     environment, score = json.loads(ran.output)
     assert ran.status == 0
     assert not {"EAGLE_EYE_TOKEN", "RANK"} & set(environment)
@@ -235,7 +239,7 @@ def test_a_child_knows_none_of_our_secrets_and_is_the_first_to_go(monkeypatch: p
     ],
 )
 def test_a_child_that_says_too_much_or_does_not_end_is_ended(code: str, why: str) -> None:
-    ran = runner.run(python(code), time.monotonic() + 0.6, lambda: "")
+    ran = requests.run(python(code), time.monotonic() + 0.6, lambda: "")
     assert ran.status is None
     assert why in ran.why
 
@@ -251,7 +255,7 @@ def test_a_child_may_end_what_it_has_begun(tmp_path: Path) -> None:
         "time.sleep(60)\n"
     )
     ready = tmp_path / "ready"
-    ran = runner.run(python(code), time.monotonic() + 20, lambda: "somebody trains" if ready.exists() else "")
+    ran = requests.run(python(code), time.monotonic() + 20, lambda: "somebody trains" if ready.exists() else "")
     assert ran.why == "somebody trains"
     assert (tmp_path / "ended").exists()
 
@@ -261,8 +265,8 @@ def test_a_child_goes_with_an_agent_that_was_killed(tmp_path: Path) -> None:
     inner = f"import os, time; open({str(note)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
     agent = (
         "import sys, time\n"
-        "from eagle_eye.agent.node_check import runner\n"
-        f"runner.run([sys.executable, '-c', {inner!r}], time.monotonic() + 60, lambda: '')\n"
+        "from eagle_eye.agent.node_check import requests\n"
+        f"requests.run([sys.executable, '-c', {inner!r}], time.monotonic() + 60, lambda: '')\n"
     )
     with subprocess.Popen([sys.executable, "-c", agent], cwd=REPOSITORY) as process:
         until(lambda: note.exists() and note.read_text() != "")

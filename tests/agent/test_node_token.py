@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from eagle_eye.agent.transport.node_token import ENROL_EVERY_S, NodeToken
-from eagle_eye.agent.transport.server_connection import Trust
-from eagle_eye.agent.transport.servers import Servers
+from eagle_eye.agent.transport.servers import ENROL_EVERY_S, NodeToken, Servers, Trust
 from eagle_eye.server.security.auth import mint
 from eagle_eye.server.store.store import Change
 from tests.agent.fakes import FakeClock

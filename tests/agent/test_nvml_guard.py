@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from eagle_eye.agent.nvml.guard import GuardedCalls
+from eagle_eye.agent.nvml.connection import GuardedCalls
 from tests.agent.fakes import until
 
 STALL_S = 0.02

@@ -15,8 +15,8 @@ from urllib.parse import unquote
 import pytest
 
 from eagle_eye.agent.config import read
-from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.node_check.runner import Ran
+from eagle_eye.agent.loop.collector import Drops
+from eagle_eye.agent.node_check.requests import Ran
 from eagle_eye.schema.configuration import ConfigurationError
 
 pytest.importorskip("h2", reason="h2 is not installed: pip install 'eagle-eye[nvrx]'")

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle_eye.agent.processes import environment
-from eagle_eye.agent.processes.cgroup import Cgroup, parse
-from eagle_eye.agent.processes.choice import Candidate, choose
+from eagle_eye.agent.processes.census import Candidate, Cgroup, choose, parse
 from eagle_eye.agent.processes.environment import (
     BadEnvironment,
     cohort,

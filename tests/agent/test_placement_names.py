@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.agent.processes.cycle_info import job_of
+from eagle_eye.agent.processes.environment import Gpus, gpus, job_of, listed_device, named_device
 from eagle_eye.agent.processes.node_names import conflicts, node_names, same_node
-from eagle_eye.agent.processes.visible_devices import Gpus, gpus, listed_device, named_device
 
 
 @pytest.mark.parametrize(

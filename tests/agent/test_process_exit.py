@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from eagle_eye.agent.processes.process_exit import exit_code, is_running, open_pidfd
+from eagle_eye.agent.processes.exit_watcher import exit_code, is_running, open_pidfd
 
 
 def ended(code: str) -> tuple[subprocess.Popen[bytes], int]:
@@ -65,7 +65,7 @@ def test_this_process_is_running() -> None:
 def test_who_may_not_see_the_exit_code_does_not_read_it_as_success() -> None:
     child, pidfd = ended("os._exit(7)")
     program = (
-        "import os, sys; from eagle_eye.agent.processes.process_exit import _zombie_status;"
+        "import os, sys; from eagle_eye.agent.processes.exit_watcher import _zombie_status;"
         "os.setgid(65534); os.setuid(65534); print(_zombie_status(int(sys.argv[1])))"
     )
     done = subprocess.run([sys.executable, "-c", program, str(child.pid)], capture_output=True, text=True, check=False)

@@ -13,8 +13,7 @@ from eagle_eye.agent.collectors.processes import (
 from eagle_eye.agent.loop.collector import Observed
 from eagle_eye.agent.processes.process_files import ProcessFiles
 from eagle_eye.agent.processes.process_registry import TrainingProcess
-from eagle_eye.agent.processes.rank_tracker import Ranks
-from eagle_eye.agent.processes.rank_work import FAMILY_MAX
+from eagle_eye.agent.processes.rank_tracker import FAMILY_MAX, Ranks
 from eagle_eye.schema.events import Event
 from tests.agent.fakes import FakeClock
 from tests.agent.process_tree import Node, ProcessTree, rank

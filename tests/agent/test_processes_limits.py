@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from eagle_eye.agent.collectors.processes import LOOK_COST_RATIO, LOOK_S, LOOK_S_MAX, ProcessesCollector
-from eagle_eye.agent.loop.collector import Unsupported
-from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.loop.collector import Drops, Unsupported
 from eagle_eye.agent.processes.census import AGAIN
 from eagle_eye.agent.processes.process_registry import TrainingProcesses
 from tests.agent.fakes import FakeClock

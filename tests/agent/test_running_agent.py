@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from eagle_eye.agent.health.running_agent import HostConfiguration, find
+from eagle_eye.agent.health.doctor import HostConfiguration, find_configuration
 from eagle_eye.schema.configuration import ConfigurationError
 
 
@@ -27,7 +27,7 @@ class Host:
         (process / "cwd").symlink_to(self.folder)
 
     def find(self, **environ: str) -> HostConfiguration:
-        return find(environ, proc=self.proc, system_config=self.folder / "system.toml")
+        return find_configuration(environ, proc=self.proc, system_config=self.folder / "system.toml")
 
 
 @pytest.fixture

@@ -11,12 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from eagle_eye.agent.evidence.upload import Upload, UploadTarget
+from eagle_eye.agent.evidence.requests import Upload, UploadTarget
 from eagle_eye.agent.loop.clock import SystemClock
-from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.transport.node_token import NodeToken
-from eagle_eye.agent.transport.server_connection import SYSTEMS
-from eagle_eye.agent.transport.servers import TRUST_AGAIN_S, Servers
+from eagle_eye.agent.loop.collector import Drops
+from eagle_eye.agent.transport.servers import SYSTEMS, TRUST_AGAIN_S, NodeToken, Servers
 from eagle_eye.agent.transport.spool import Spool
 from eagle_eye.agent.transport.uplink import Destination, Uplink
 from tests.agent.fakes import FakeClock, until

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.agent.transport.spool_file import (
+from eagle_eye.agent.transport.spool_files import (
     FILE_BYTES_MAX,
     RECORD_BYTES,
     NoSpoolFile,

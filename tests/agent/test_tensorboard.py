@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle_eye.agent.collectors.tensorboard import LOOK_S, TensorBoardCollector, event_files
-from eagle_eye.agent.loop.collector import Unsupported
-from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.loop.collector import Drops, Unsupported
 from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
 from eagle_eye.agent.training_logs.reading import LineWriter, LogReading
 from eagle_eye.agent.training_logs.tensorboard_events import (

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.loop.collector import Drops
 from eagle_eye.agent.processes.process_registry import TrainingProcess
 from eagle_eye.agent.training_logs.followed_logs import LogOrigin, Missing, writer_of
 from eagle_eye.agent.training_logs.last_words import SETTLED_S, EndedByError, LastWords

@@ -7,8 +7,7 @@ import shutil
 from pathlib import Path
 
 from eagle_eye.agent.collectors.training_log import TrainingLogCollector
-from eagle_eye.agent.loop.collector import Observed
-from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.loop.collector import Drops, Observed
 from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
 from eagle_eye.agent.training_logs.log_finder import Pattern
 from eagle_eye.schema.events import BY_KIND, Event

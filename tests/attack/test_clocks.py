@@ -16,10 +16,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from eagle_eye.agent.loop.clock import SystemClock, Wake
-from eagle_eye.agent.loop.clock_base import ClockBase
-from eagle_eye.agent.loop.collector import Observed
-from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.loop.clock import ClockBase, SystemClock, Wake
+from eagle_eye.agent.loop.collector import Drops, Observed
 from eagle_eye.agent.loop.loop import Loop
 from eagle_eye.agent.loop.runner import CollectorRunner
 from eagle_eye.agent.transport.servers import Servers

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 
-from eagle_eye.agent.processes.process_exit import is_running
+from eagle_eye.agent.processes.exit_watcher import is_running
 from eagle_eye.checks import child
 from eagle_eye.checks.child import WorkerProgress, courses, lines, run, without_answer
 from tests.agent.fakes import until

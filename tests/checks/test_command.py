@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from eagle_eye.agent.processes.process_exit import is_running
+from eagle_eye.agent.processes.exit_watcher import is_running
 from eagle_eye.checks.catalogue import CHECKS
 from eagle_eye.checks.lock import held
 from eagle_eye.checks.thresholds import THRESHOLDS

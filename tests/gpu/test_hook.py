@@ -12,8 +12,7 @@ import pytest
 
 from eagle_eye.agent.collectors.nvml import NvmlCollector
 from eagle_eye.agent.collectors.training import TrainingCollector
-from eagle_eye.agent.loop.collector import Observed
-from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.loop.collector import Drops, Observed
 from tests.agent.fakes import until
 from tests.gpu.conftest import Keep
 from tests.gpu.machine import PROGRAMS, TorchPython, child_environment, needs_gpu

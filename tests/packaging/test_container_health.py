@@ -15,11 +15,8 @@ from types import ModuleType
 import pytest
 
 from eagle_eye.agent.config import AgentConfiguration
-from eagle_eye.agent.exposition.server import MetricsServer
-from eagle_eye.agent.exposition.text import Exposition
-from eagle_eye.agent.loop.collector import Observed
-from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.loop.tick_result import TickFrame
+from eagle_eye.agent.exposition.server import Exposition, MetricsServer
+from eagle_eye.agent.loop.collector import Drops, Observed, TickFrame
 from tests.agent.fakes import FakeClock
 
 FILE = Path(__file__).parents[2] / "packaging/container/health.py"

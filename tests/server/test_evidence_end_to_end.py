@@ -17,10 +17,9 @@ import pytest
 
 from eagle_eye.agent.evidence.flight_dumps import FlightDumps
 from eagle_eye.agent.evidence.gather import EVIDENCE, EvidenceGatherer, standard_sources
-from eagle_eye.agent.evidence.requests import EvidenceResponder
-from eagle_eye.agent.evidence.upload import Upload, UploadTarget
+from eagle_eye.agent.evidence.requests import EvidenceResponder, Upload, UploadTarget
 from eagle_eye.agent.loop.clock import SystemClock as AgentClock
-from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.loop.collector import Drops
 from eagle_eye.agent.processes.process_registry import TrainingProcess
 from eagle_eye.agent.transport.servers import Servers
 from eagle_eye.schema.frame import Frame

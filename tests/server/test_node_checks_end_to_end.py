@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from eagle_eye.agent.evidence.upload import Upload, UploadTarget
+from eagle_eye.agent.evidence.requests import Upload, UploadTarget
 from eagle_eye.agent.loop.clock import SystemClock
-from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.loop.collector import Drops
 from eagle_eye.agent.node_check.requests import PATH, NodeCheckResponder
 from eagle_eye.agent.transport.servers import Servers
 from eagle_eye.cli.main import main

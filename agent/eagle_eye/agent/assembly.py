@@ -30,8 +30,7 @@ from eagle_eye.agent.config import (
     tensorboard_patterns,
 )
 from eagle_eye.agent.loop.clock import Clock, Waitable
-from eagle_eye.agent.loop.collector import CollectFailed, Collector, Observed, Unsupported
-from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.loop.collector import CollectFailed, Collector, Drops, Observed, Unsupported
 from eagle_eye.agent.loop.runner import CollectorRunner
 from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
 

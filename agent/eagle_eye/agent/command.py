@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import faulthandler
+import json
 import logging
+import math
 import os
 import signal
 import sys
@@ -13,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from eagle_eye.agent.assembly import Assembly, found_processes, host_collectors
 from eagle_eye.agent.config import (
@@ -35,36 +38,92 @@ from eagle_eye.agent.evidence.gather import (
     gather_now,
     standard_sources,
 )
-from eagle_eye.agent.evidence.requests import EvidenceResponder
-from eagle_eye.agent.evidence.upload import Upload, UploadTarget
-from eagle_eye.agent.exposition.server import MetricsServer
-from eagle_eye.agent.exposition.text import Exposition, FrameDelivery
+from eagle_eye.agent.evidence.requests import EvidenceResponder, Upload, UploadTarget
+from eagle_eye.agent.exposition.server import Exposition, FrameDelivery, MetricsServer
 from eagle_eye.agent.health.greeting import Greeting
-from eagle_eye.agent.health.host_look import look, repaired_s
-from eagle_eye.agent.health.host_verdict import EXIT_CODES, judge, lines
-from eagle_eye.agent.heap import share_heap
-from eagle_eye.agent.loop.clock import SystemClock, Wake
-from eagle_eye.agent.loop.clock_base import ClockBase
-from eagle_eye.agent.loop.collector import CollectFailed, Collector
-from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.loop.loop import Loop, Sink, agent_version, boot_id
+from eagle_eye.agent.health.host_verdict import EXIT_CODES, judge, lines, look, repaired_s
+from eagle_eye.agent.loop.clock import ClockBase, SystemClock, Wake
+from eagle_eye.agent.loop.collector import CollectFailed, Collector, Drops, TickFrame
+from eagle_eye.agent.loop.loop import Loop, ServiceManager, Sink, agent_version, boot_id
 from eagle_eye.agent.loop.runner import CollectorRunner
-from eagle_eye.agent.loop.service_manager import ServiceManager
-from eagle_eye.agent.loop.tick_result import TickFrame
 from eagle_eye.agent.node_check.requests import PATH as NODE_CHECK_PATH
 from eagle_eye.agent.node_check.requests import NodeCheckResponder
-from eagle_eye.agent.node_check.runner import run as run_child
+from eagle_eye.agent.node_check.requests import run as run_child
 from eagle_eye.agent.nvml.simulation import SimulationFailed, cache_folder, simulate
-from eagle_eye.agent.printing import Printer
 from eagle_eye.agent.processes.process_registry import TrainingProcesses
-from eagle_eye.agent.transport.node_token import NodeToken
-from eagle_eye.agent.transport.servers import Servers
+from eagle_eye.agent.transport.servers import NodeToken, Servers
 from eagle_eye.agent.transport.spool import Spool, SpoolTaken
 from eagle_eye.agent.transport.uplink import Destination, Uplink
 from eagle_eye.schema.configuration import ConfigurationError
+from eagle_eye.schema.frame import Frame, values_of
+from eagle_eye.schema.rows import read_written
 
 if TYPE_CHECKING:  # needs a package that is not installed everywhere
     from eagle_eye.agent.health.nvrx_health import HostHealth, NvrxHealth
+
+# glibc starts with this threshold and raises it, up to 32 MiB, to the size of any freed mapped block: after that such
+# blocks are allocated from a heap, and stay there.
+LARGE_BYTES = 128 << 10
+# Otherwise each collector's thread has its own heap, which grows to that thread's peak and serves no other. A shared
+# one causes hardly any contention: threads run under the GIL.
+HEAPS_MAX = 1
+
+# malloc.h
+_M_MMAP_THRESHOLD = -3
+_M_ARENA_MAX = -8
+
+
+def share_heap() -> bool:
+    """Make threads started from now on share one heap, and return large blocks to the kernel when freed.
+
+    Return whether the C library supports this. It also stops raising the trim threshold (mallopt(3)).
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    return bool(mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES) and mallopt(_M_ARENA_MAX, HEAPS_MAX))
+
+
+class Printer:
+    """Prints frames as JSON lines."""
+
+    def __init__(self) -> None:
+        self._sequence = 0
+
+    def append(self, make: Callable[[str, int], bytes]) -> int | None:
+        """Print the frame that ``make`` encodes."""
+        self._sequence += 1
+        print(json.dumps(readable(read_written(make("print", self._sequence)).frame), ensure_ascii=False), flush=True)
+        return self._sequence
+
+
+def readable(frame: Frame) -> dict[str, Any]:
+    """Return a frame as plain data for people: rows by name, unobserved values left out, infinity as text."""
+    rows: dict[str, dict[str, dict[str, float | str]]] = {}
+    for item in frame.blocks:
+        values = values_of(item)
+        scope = rows.setdefault(item.scope.value, {})
+        for row, key in enumerate(item.keys):
+            scope[str(key)] = {
+                metric: value if math.isfinite(value) else "+inf"
+                for column, metric in enumerate(item.metrics)
+                if not math.isnan(value := values[column * len(item.keys) + row])
+            }
+    return {
+        "node": frame.node,
+        "time_s": frame.time_s,
+        "interval_s": frame.interval_s,
+        "sequence": frame.sequence,
+        "job": frame.job,
+        "ranks": [{field: getattr(rank, field) for field in rank.__struct_fields__} for rank in frame.ranks],
+        "rows": rows,
+        "events": [
+            {"time_s": e.time_s, "kind": e.kind, "device": e.device, "attributes": e.attributes} for e in frame.events
+        ],
+        "collectors": frame.collectors,
+        "dropped": frame.dropped,
+    }
+
 
 FLUSH_S = 1.0  # how long a stopping agent tries to send its last frames
 FLUSH_ONCE_S = 5.0

@@ -19,10 +19,9 @@ from eagle_eye.agent.training_hook.message import SYSTEM_FOLDER, default_socket
 from eagle_eye.agent.training_logs.frameworks import FRAMEWORKS, expected
 from eagle_eye.agent.training_logs.log_finder import Pattern
 from eagle_eye.agent.training_logs.reading import Framework
-from eagle_eye.agent.transport.server_connection import Trust
-from eagle_eye.agent.transport.servers import place
+from eagle_eye.agent.transport.servers import Trust, place
 from eagle_eye.agent.transport.spool import BYTES_MAX
-from eagle_eye.agent.transport.spool_kept import KEEP_S
+from eagle_eye.agent.transport.spool_files import KEEP_S
 from eagle_eye.schema.configuration import ConfigurationError, load
 from eagle_eye.schema.names import NAME_CHARS_MAX
 from eagle_eye.schema.private_file import open_to_others

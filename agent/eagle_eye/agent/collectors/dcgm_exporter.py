@@ -14,8 +14,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from eagle_eye.agent.exposition.parser import ParsedSample, samples
-from eagle_eye.agent.loop.collector import CollectFailed, Observed
-from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.loop.collector import CollectFailed, Drops, Observed
 
 ASK_EVERY_S = 10.0  # the exporter itself asks DCGM every 30 s by default
 ANSWER_S = 3.0  # from connecting to the last byte

@@ -10,10 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eagle_eye.agent.files.foreign import NotTheirs, open_file, shown
-from eagle_eye.agent.loop.collector import Observed
-from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.nccl.dump_files import DumpRequest, Stamp, dump_paths, request_dumps, stamp_of
-from eagle_eye.agent.nccl.flight_dump import DUMP_BYTES_MAX, FlightDump, read
+from eagle_eye.agent.loop.collector import Drops, Observed
+from eagle_eye.agent.nccl.flight_dump import (
+    DUMP_BYTES_MAX,
+    DumpRequest,
+    FlightDump,
+    Stamp,
+    dump_paths,
+    read,
+    request_dumps,
+    stamp_of,
+)
 from eagle_eye.agent.nccl.process_environment import Environments, root_of
 from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
 from eagle_eye.schema.flight_recorder import BadDump

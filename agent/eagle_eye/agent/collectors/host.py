@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from eagle_eye.agent.files.bounded import content
+from eagle_eye.agent.files.foreign import content
 from eagle_eye.agent.loop.collector import CollectFailed, Observed, Unsupported
 
 FILE_BYTES_MAX = 4 << 20  # per file: /proc/net/dev with 30,000 interfaces, /proc/stat with thousands of CPUs

@@ -14,26 +14,23 @@ from typing import Any
 import msgspec
 
 from eagle_eye.agent.kernel.deduplication import LinkChanges, NewMessage, Repeats
-from eagle_eye.agent.kernel.host_error_lines import (
-    STACK_FRAMES_MAX,
-    StackFrame,
-    begins_task,
-    lock_holder,
-    stack_frame,
-)
 from eagle_eye.agent.kernel.messages import (
+    STACK_FRAMES_MAX,
     TEXT_CHARS_MAX,
     KernelMessage,
     KernelRecord,
+    StackFrame,
+    begins_task,
     bus_address,
+    lock_holder,
     message,
     record,
+    stack_frame,
     whole_machine_check,
 )
 from eagle_eye.agent.kernel.panic_dumps import panics
-from eagle_eye.agent.loop.collector import CollectFailed, Observed, Unsupported
-from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.network.link_names import LinkNames
+from eagle_eye.agent.loop.collector import CollectFailed, Drops, Observed, Unsupported
+from eagle_eye.agent.network.ports import LinkNames
 from eagle_eye.schema.driver_facts import BY_NAME, TASK_BLOCKED
 from eagle_eye.schema.events import WHOLE_NODE, Event
 from eagle_eye.schema.frame import TIME_S_MAX

@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import NamedTuple
 
-from eagle_eye.agent.files.bounded import content
+from eagle_eye.agent.files.foreign import content
 from eagle_eye.agent.loop.collector import CollectFailed, Observed, Unsupported
 
 ASK_EVERY_S = 15.0  # per mount; an answer costs a millisecond here and one request at the file server

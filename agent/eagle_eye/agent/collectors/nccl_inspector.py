@@ -14,12 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from eagle_eye.agent.files.foreign import OWN_ROOT, NotTheirs, open_file, shown, stat_of
-from eagle_eye.agent.files.growing import GrowingFile
-from eagle_eye.agent.loop.collector import Observed
-from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.nccl.inspector_lines import CollectiveTotals, parse
-from eagle_eye.agent.nccl.inspector_prometheus import FILE_BYTES_MAX, bus_bandwidth
+from eagle_eye.agent.files.foreign import OWN_ROOT, GrowingFile, NotTheirs, open_file, shown, stat_of
+from eagle_eye.agent.loop.collector import Drops, Observed
+from eagle_eye.agent.nccl.inspector_lines import FILE_BYTES_MAX, CollectiveTotals, bus_bandwidth, parse
 from eagle_eye.agent.nccl.process_environment import Environments, ProcessEnvironment, root_of
 from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
 

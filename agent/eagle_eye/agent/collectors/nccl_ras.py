@@ -9,11 +9,9 @@ from dataclasses import dataclass
 
 import psutil
 
-from eagle_eye.agent.loop.collector import Observed
-from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.loop.collector import Drops, Observed
 from eagle_eye.agent.nccl.process_environment import Environments, ProcessEnvironment
-from eagle_eye.agent.nccl.ras_client import DEFAULT_PORT, NoAnswer, TooLong, ask
-from eagle_eye.agent.nccl.ras_reply import BadReply, Communicator, Reply
+from eagle_eye.agent.nccl.ras_client import DEFAULT_PORT, BadReply, Communicator, NoAnswer, Reply, TooLong, ask
 from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
 
 EVERY_S = 10.0  # and never more often: each query makes the service query every process of the job

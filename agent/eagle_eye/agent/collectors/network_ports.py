@@ -9,8 +9,17 @@ from pathlib import Path
 import msgspec
 
 from eagle_eye.agent.loop.collector import CollectFailed, Observed, Unsupported
-from eagle_eye.agent.network.ethtool import Ask, EthtoolStatistics, link_statistics
-from eagle_eye.agent.network.ports import PORTS_MAX, Attributes, Port, PortReader, Role, UnreadableFile
+from eagle_eye.agent.network.ports import (
+    PORTS_MAX,
+    Ask,
+    Attributes,
+    EthtoolStatistics,
+    Port,
+    PortReader,
+    Role,
+    UnreadableFile,
+    link_statistics,
+)
 from eagle_eye.schema.names import is_name
 
 FILE_NAME = "ports.json"

@@ -10,12 +10,10 @@ from pathlib import Path
 import pynvml
 
 from eagle_eye.agent.loop.collector import CollectFailed, Observed
-from eagle_eye.agent.nvml.codes import NEVER, NvmlFailure, reason
-from eagle_eye.agent.nvml.connection import NvmlConnection
+from eagle_eye.agent.nvml.connection import GuardedCalls, Library, NvmlConnection
 from eagle_eye.agent.nvml.device import Device, GpuReading
-from eagle_eye.agent.nvml.guard import GuardedCalls
+from eagle_eye.agent.nvml.fields import NEVER, NvmlFailure, reason
 from eagle_eye.agent.nvml.inventory import InstalledGpu, Inventory
-from eagle_eye.agent.nvml.library import Library
 from eagle_eye.agent.nvml.pci_presence import Bus
 from eagle_eye.agent.nvml.stated_facts import STATED_S, StatedFacts
 from eagle_eye.schema.events import WHOLE_NODE, Event

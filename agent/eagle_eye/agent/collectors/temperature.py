@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from eagle_eye.agent.files.bounded import content
+from eagle_eye.agent.files.foreign import content
 from eagle_eye.agent.loop.collector import CollectFailed, Observed, Unsupported
 
 READ_EVERY_S = 10.0  # temperature changes slowly, and an ACPI zone may cost milliseconds in the firmware

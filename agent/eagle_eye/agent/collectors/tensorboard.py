@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from eagle_eye.agent.files.foreign import Identity, NotTheirs, shown
-from eagle_eye.agent.loop.collector import Observed, Unsupported
-from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.loop.collector import Drops, Observed, Unsupported
 from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
 from eagle_eye.agent.training_logs.followed_logs import LogOrigin, LogTrouble, Missing, writer_of
 from eagle_eye.agent.training_logs.lines import LogLine

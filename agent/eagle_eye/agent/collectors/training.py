@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from eagle_eye.agent.loop.collector import CollectFailed, Observed
-from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.processes.hook_reader import HookReader
+from eagle_eye.agent.loop.collector import CollectFailed, Drops, Observed
+from eagle_eye.agent.processes.hook_reader import HookReader, RankProcess
 from eagle_eye.agent.processes.process_files import ProcessFiles
-from eagle_eye.agent.processes.rank_process import RankProcess
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import RANKS_MAX
 

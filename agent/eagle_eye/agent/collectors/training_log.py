@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from eagle_eye.agent.loop.collector import Observed
-from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.processes.process_exit import is_running
+from eagle_eye.agent.loop.collector import Drops, Observed
+from eagle_eye.agent.processes.exit_watcher import is_running
 from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
 from eagle_eye.agent.redact import redact
 from eagle_eye.agent.training_logs.followed_logs import FollowedLog, FollowedLogs, LogTrouble, Missing, Said, writer_of

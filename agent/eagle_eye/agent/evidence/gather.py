@@ -6,24 +6,320 @@ A system call may never return: a thread that hangs in one is abandoned, and cou
 from __future__ import annotations
 
 import errno
+import http.client
 import os
+import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
-from eagle_eye.agent.evidence.bug_report import BugReport
-from eagle_eye.agent.evidence.bundle import BUNDLE_BYTES_MAX, Bundle, BundleManifest, Looked
-from eagle_eye.agent.evidence.flight_dumps import FlightDumps
-from eagle_eye.agent.evidence.kernel_log import KernelLog
-from eagle_eye.agent.evidence.proc_files import why
-from eagle_eye.agent.evidence.process_states import ProcessStates
-from eagle_eye.agent.evidence.source import EvidenceSource, Scene, Task
-from eagle_eye.agent.evidence.stacks import Stacks
-from eagle_eye.agent.evidence.suspects import suspects
-from eagle_eye.agent.external_tool import NICENESS
+import msgspec
+
+from eagle_eye.agent.collectors.kernel_log import RECORD_BYTES_MAX, open_log
+from eagle_eye.agent.evidence.bundle import BUNDLE_BYTES_MAX, PIECE_BYTES_MAX, Bundle, BundleManifest, Looked
+from eagle_eye.agent.evidence.flight_dumps import FlightDumps, NoWorkerServer, ask
+from eagle_eye.agent.evidence.source import EvidenceSource, Scene, Suspect, Task, environment, read, suspects, why
+from eagle_eye.agent.external_tool import NICENESS, find, run
+from eagle_eye.agent.kernel.messages import record
 from eagle_eye.agent.processes.process_registry import TrainingProcess
+from eagle_eye.agent.redact import redact, redact_arguments, redact_environment
+
+# NVIDIA's own bug report, as its support requests. Takes minutes, queries all of the driver, and is not redacted.
+#
+# It runs in safe mode, without the parts that may hang a system with a failing GPU.
+PROGRAM = "nvidia-bug-report.sh"
+REPORT = "nvidia-bug-report.log"
+OUTPUT_BYTES_MAX = 1 << 16  # of its stdout, which is discarded
+
+
+class BugReport:
+    """One file, compressed by NVIDIA's tool."""
+
+    name = "bug_report"
+
+    def __init__(self, program: Callable[[], str | None] = lambda: find(PROGRAM)) -> None:
+        self._program = program
+
+    def tasks(self, scene: Scene) -> list[Task]:
+        """Return the one task."""
+        return [Task(f"{REPORT}.gz", lambda: self._gather(scene))]
+
+    def _gather(self, scene: Scene) -> None:
+        program = self._program()
+        if program is None:
+            scene.bundle.miss(self.name, REPORT, f"{PROGRAM} is not installed")
+            return
+        with tempfile.TemporaryDirectory(prefix="eagle-eye-", ignore_cleanup_errors=True) as name:
+            folder = Path(name)
+            arguments = [program, "--safe-mode", "--output-file", str(folder / REPORT)]
+            ran = run(arguments, scene.tools_until_s, OUTPUT_BYTES_MAX, folder, scene.monotonic_s)
+            reports = [path for path in (folder / f"{REPORT}.gz", folder / REPORT) if path.is_file()]
+            if ran.status != 0 or not reports:
+                ended = "was killed" if ran.status is None else f"ended with {ran.status}"
+                scene.bundle.miss(self.name, REPORT, f"{PROGRAM} {ended}: {redact(ran.complaint)}")
+            if reports:
+                content, more = read(reports[0], PIECE_BYTES_MAX)
+                scene.bundle.add(self.name, f"{scene.bundle.folder}/{reports[0].name}", content, cut=more)
+
+
+LOG_BYTES_MAX = 1 << 20  # the newest part; distributions' buffers hold 256 KiB to 1 MiB
+RECORDS_MAX = 1 << 18  # in a 16 MiB buffer, the largest common size, plus what is added while we read
+
+
+class KernelLog:
+    """One file with the newest lines, oldest first, stamped in seconds since boot."""
+
+    name = "kernel_log"
+
+    def __init__(
+        self,
+        path: Path = Path("/dev/kmsg"),
+        opener: Callable[[Path], int] = open_log,
+        read: Callable[[int, int], bytes] = os.read,
+    ) -> None:
+        self._path = path
+        self._open = opener
+        self._read = read
+
+    def tasks(self, scene: Scene) -> list[Task]:
+        """Return the one task."""
+        return [Task("kernel.log", lambda: self._gather(scene))]
+
+    def _gather(self, scene: Scene) -> None:
+        lines: deque[str] = deque()
+        size, cut = 0, False
+        descriptor = self._open(self._path)
+        try:
+            for _ in range(RECORDS_MAX):
+                if scene.left_s() <= 0:
+                    cut = True
+                    break
+                try:
+                    raw = self._read(descriptor, RECORD_BYTES_MAX)
+                except BlockingIOError:
+                    break
+                except OSError as error:
+                    if error.errno in (errno.EPIPE, errno.EINVAL):  # overwritten while we read, or malformed
+                        continue
+                    raise
+                if not raw:
+                    break
+                found = record(raw)
+                if found is None:
+                    continue
+                text = found.text.partition(b"\n")[0].decode("utf-8", "replace")
+                line = f"[{found.stamp_s:12.6f}] {text}"
+                lines.append(line)
+                size += len(line) + 1
+                while size > LOG_BYTES_MAX:
+                    size -= len(lines.popleft()) + 1
+                    cut = True
+        finally:
+            os.close(descriptor)
+        content = "".join(
+            f"{redact(line)}\n" for line in lines
+        ).encode()  # line by line: one long search would block all threads
+        scene.bundle.add(self.name, f"{scene.bundle.folder}/kernel.log", content, cut=cut)
+
+
+# Kernel view of the suspects: state, threads, where each waits, and how they were started. Reads /proc.
+#
+# As root this works for every process, even stopped or stuck in the kernel. Reading thread states never blocks;
+# reading a command line or an environment takes the process's memory lock, which a process stuck in a page fault may
+# never release, so it is a separate task.
+THREADS_MAX = 512  # per process; PyTorch has a few hundred
+FILE_BYTES_MAX = 16_384
+COMMAND_BYTES_MAX = 1 << 17
+VARIABLES_MAX = 2_048
+VALUE_CHARS_MAX = 4_096
+OF_PROCESS = ("status", "limits", "cgroup", "oom_score", "sched", "io")
+OF_THREAD = ("stat", "wchan", "syscall", "stack")
+
+# Only variables that govern communication and computation are shown with their values; of all others only the names.
+SHOWN = (
+    *(
+        "NCCL_",
+        "RCCL_",
+        "GLOO_",
+        "UCX_",
+        "FI_",
+        "OMPI_",
+        "PMI",
+        "TORCH",
+        "PYTORCH_",
+        "XLA_",
+        "CUDA_",
+        "NVIDIA_",
+        "HIP_",
+    ),
+    *(
+        "OMP_",
+        "MKL_",
+        "SLURM_",
+        "MASTER_",
+        "EAGLE_EYE_JOB",
+        "LD_LIBRARY_PATH",
+        "LD_PRELOAD",
+        "PYTHONPATH",
+        "VIRTUAL_ENV",
+    ),
+    *("HOSTNAME", "RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+)
+
+
+class ProcessCommand(msgspec.Struct, frozen=True):
+    """How a process was started, secrets masked; ``other_variables`` are names without their values."""
+
+    executable: str
+    arguments: list[str]
+    environment: dict[str, str]
+    other_variables: list[str]
+    cut: bool
+
+
+class ProcessStates:
+    """Two files per suspect: what it is doing, and how it was started."""
+
+    name = "process_states"
+
+    def tasks(self, scene: Scene) -> list[Task]:
+        """Return two tasks for each suspect."""
+        found = []
+        for suspect in scene.suspects:
+            found.append(Task(f"{suspect.label}.txt", partial(self._state, scene, suspect)))
+            found.append(Task(f"{suspect.label}.command.json", partial(self._command, scene, suspect)))
+        return found
+
+    def _state(self, scene: Scene, suspect: Suspect) -> None:
+        folder = scene.proc / str(suspect.pid)
+        lines = [f"== process {suspect.pid} {suspect.label}"]
+        lines += [f"-- {name}\n{_text(folder / name)}" for name in OF_PROCESS]
+        try:
+            threads = sorted(os.listdir(folder / "task"), key=int)  # noqa: PTH208 - names, not paths
+        except (OSError, ValueError) as error:
+            threads = []
+            scene.bundle.miss(self.name, f"{suspect.label}: threads", why(error))
+        read_threads = 0
+        for thread in threads[:THREADS_MAX]:
+            if scene.left_s() <= 0:
+                break
+            lines.append(f"\n== thread {thread}")
+            lines += [f"-- {name}\n{_text(folder / 'task' / thread / name)}" for name in OF_THREAD]
+            read_threads += 1
+        more = len(threads) - read_threads
+        if more:
+            lines.append(f"\n== {more} more threads")
+        self._put(scene, suspect, f"{suspect.label}.txt", "\n".join(lines).encode(), cut=more > 0)
+
+    def _command(self, scene: Scene, suspect: Suspect) -> None:
+        raw, more = read(scene.proc / str(suspect.pid) / "cmdline", COMMAND_BYTES_MAX)
+        arguments = raw.decode("utf-8", "replace").rstrip("\0").split("\0")
+        variables, cut = environment(scene.proc, suspect.pid)
+        shown = {name: value[:VALUE_CHARS_MAX] for name, value in variables.items() if name.startswith(SHOWN)}
+        others = sorted(variables.keys() - shown.keys())
+        try:
+            executable = str((scene.proc / str(suspect.pid) / "exe").readlink())
+        except OSError as error:
+            executable = f"not known: {why(error)}"
+        cut = cut or more or len(shown) > VARIABLES_MAX or len(others) > VARIABLES_MAX
+        command = ProcessCommand(
+            executable=executable,
+            arguments=redact_arguments(arguments),
+            environment=redact_environment(dict(sorted(shown.items())[:VARIABLES_MAX])),
+            other_variables=[name[:VALUE_CHARS_MAX] for name in others[:VARIABLES_MAX]],
+            cut=cut,
+        )
+        content = msgspec.json.format(msgspec.json.encode(command), indent=1)
+        self._put(scene, suspect, f"{suspect.label}.command.json", content, cut=cut)
+
+    def _put(self, scene: Scene, suspect: Suspect, name: str, content: bytes, *, cut: bool) -> None:
+        if suspect.is_still(scene.proc):
+            scene.bundle.add(self.name, f"{scene.bundle.folder}/processes/{name}", content, cut=cut)
+        else:
+            scene.bundle.miss(self.name, name, "the process ended")
+
+
+def _text(path: Path) -> str:
+    try:
+        content, more = read(path, FILE_BYTES_MAX)
+    except OSError as error:
+        return f"not to be had: {why(error)}"
+    return content.decode("utf-8", "replace").rstrip() + (" ..." if more else "")
+
+
+# Python stacks of the suspects, without pausing them: by py-spy, else by PyTorch's own handler.
+#
+# py-spy reads the process's memory from outside. ``--nonblocking``: it does not pause the process. The price is that
+# the stack of a running process may be inconsistent; a hung process's stack does not change. Neither tool shows local
+# variables, which may hold anything.
+STACK_BYTES_MAX = 4 << 20
+AT_ONCE_MAX = 2  # py-spy takes some ten milliseconds per process, on cores that training needs
+HANDLER = "dump_traceback"
+
+
+class Stacks:
+    """One file per suspect. ``pyspy`` is the program's path, None where it is not installed."""
+
+    name = "stacks"
+
+    def __init__(self, pyspy: Callable[[], str | None] = lambda: find("py-spy")) -> None:
+        self._pyspy = pyspy
+        self._turn = threading.Semaphore(AT_ONCE_MAX)
+
+    def tasks(self, scene: Scene) -> list[Task]:
+        """Return a task for each suspect."""
+        pyspy = self._pyspy()
+        return [Task(f"{one.label}.txt", partial(self._gather, scene, one, pyspy)) for one in scene.suspects]
+
+    def _gather(self, scene: Scene, suspect: Suspect, pyspy: str | None) -> None:
+        said = "py-spy is not installed"
+        if pyspy is not None:
+            text, cut, said = self._seen_by(pyspy, scene, suspect)
+            if text:
+                self._put(scene, suspect, text, cut=cut)
+                return
+        try:
+            content = ask(scene, suspect, HANDLER, STACK_BYTES_MAX)
+        except NoWorkerServer as error:
+            scene.bundle.miss(self.name, suspect.label, f"{said}, and {error}; the process's state has the kernel's")
+        except (OSError, http.client.HTTPException) as error:
+            scene.bundle.miss(self.name, suspect.label, f"{said}, and its worker server does not answer: {why(error)}")
+        else:
+            self._put(scene, suspect, content.decode("utf-8", "replace"), cut=False)
+
+    def _seen_by(self, pyspy: str, scene: Scene, suspect: Suspect) -> tuple[str, bool, str]:
+        """Return py-spy's output, whether it was cut, and why there is none."""
+        if not self._turn.acquire(timeout=scene.left_s()):
+            return "", False, "py-spy was busy with others until the deadline"
+        try:
+            ran = run(
+                [pyspy, "dump", "--nonblocking", "--pid", str(suspect.pid)],
+                scene.tools_until_s,
+                STACK_BYTES_MAX,
+                monotonic_s=scene.monotonic_s,
+            )
+        except OSError as error:
+            return "", False, f"py-spy cannot be started: {why(error)}"
+        finally:
+            self._turn.release()
+        if ran.status == 0 or ran.cut:
+            # Its first line repeats the command line, which has its own file with secrets masked.
+            return ran.output.decode("utf-8", "replace").partition("\n")[2], ran.cut, ""
+        if ran.status is None:
+            return "", False, "py-spy did not end in time"
+        return "", False, f"py-spy failed: {' '.join(redact(ran.complaint).split()) or ran.status}"
+
+    def _put(self, scene: Scene, suspect: Suspect, text: str, *, cut: bool) -> None:
+        if suspect.is_still(scene.proc):
+            name = f"{scene.bundle.folder}/stacks/{suspect.label}.txt"
+            scene.bundle.add(self.name, name, redact(text).encode(), cut=cut)
+        else:
+            scene.bundle.miss(self.name, suspect.label, "the process ended")
+
 
 EVIDENCE, BUG_REPORT = "evidence", "bug_report"
 DEADLINES_S = {EVIDENCE: 5.0, BUG_REPORT: 600.0}  # defaults; a bug report takes minutes on a healthy host

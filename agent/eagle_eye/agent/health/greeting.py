@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from eagle_eye.agent.loop.tick_result import CollectorStanding, TickFrame
+from eagle_eye.agent.loop.collector import CollectorStanding, TickFrame
 
 _log = logging.getLogger("eagle_eye.agent")
 

@@ -28,8 +28,8 @@ from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes
 
 from eagle_eye.agent.health.host_verdict import EXIT_CODES
-from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.node_check.runner import Ran
+from eagle_eye.agent.loop.collector import Drops
+from eagle_eye.agent.node_check.requests import Ran
 
 METHOD = b"/nvhcd.HealthCheckService/RunHealthCheck"
 CONNECTIONS_MAX = 8  # one launcher per node, and its restarts

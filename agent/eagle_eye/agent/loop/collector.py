@@ -1,12 +1,40 @@
-"""The interface between the agent's loop and its collectors."""
+"""The interface between the agent's loop and its collectors: what each observes, how it stands, what is dropped."""
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import Rank
+
+REASONS_MAX = 256  # ours are below a hundred; a server may invent reasons for what it rejects
+OTHER_REASONS = "other_reasons"
+
+
+class Drops:
+    """Drop counts since the agent started, by a stable reason; thread-safe.
+
+    Beyond REASONS_MAX different reasons, further ones are counted as OTHER_REASONS.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def count(self, reason: str, times: int = 1) -> None:
+        """Add ``times`` to a reason."""
+        if times > 0:
+            with self._lock:
+                if reason not in self._counts and len(self._counts) >= REASONS_MAX:
+                    reason = OTHER_REASONS
+                self._counts[reason] = self._counts.get(reason, 0) + times
+
+    def snapshot(self) -> dict[str, int]:
+        """Return a copy of the counts."""
+        with self._lock:
+            return dict(self._counts)
 
 
 class Unsupported(Exception):
@@ -51,3 +79,52 @@ class Collector(Protocol):
     def close(self) -> None:
         """Release the collector's resources."""
         ...
+
+
+@dataclass(frozen=True)
+class CollectorStanding:
+    """One collector's standing. ``state`` as in ``Frame.collectors``; ``failures`` counts since the agent started.
+
+    ``duration_s`` is how long its last answer took.
+    """
+
+    name: str
+    state: str
+    duration_s: float
+    failures: int
+
+    @property
+    def ok(self) -> bool:
+        """Whether it read everything it should."""
+        return self.state == "ok"
+
+    @property
+    def failing(self) -> bool:
+        """Whether it could not read, or not everything."""
+        return self.state.startswith("failed")
+
+    @property
+    def simulated(self) -> bool:
+        """Whether a stand-in answers for the device."""
+        return self.state.startswith("simulated")
+
+    @property
+    def supported(self) -> bool:
+        """Whether this host has what it reads."""
+        return not self.state.startswith("unsupported")
+
+
+@dataclass(frozen=True)
+class TickFrame:
+    """One frame made at a tick; shared between threads, so treat it as immutable.
+
+    ``time_s`` and ``interval_s`` are the frame's, ``seen`` its rows and ranks, ``events`` all its events, including
+    those from before the tick. ``frames`` counts the frames made since the agent started.
+    """
+
+    time_s: float
+    interval_s: float
+    seen: Observed
+    events: tuple[Event, ...]
+    collectors: tuple[CollectorStanding, ...]
+    frames: int

@@ -8,9 +8,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable
 
-from eagle_eye.agent.loop.collector import CollectFailed, Collector, Observed, Unsupported
-from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.loop.tick_result import CollectorStanding
+from eagle_eye.agent.loop.collector import CollectFailed, Collector, CollectorStanding, Drops, Observed, Unsupported
 from eagle_eye.schema.events import Event
 
 SIMULATED = "simulated: no device answered, but a stand-in"

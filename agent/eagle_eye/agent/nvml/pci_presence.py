@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from eagle_eye.agent.files.bounded import content
+from eagle_eye.agent.files.foreign import content
 from eagle_eye.agent.kernel.messages import bus_address
 
 # A GPU in reset does not answer on the bus either, for less than two seconds (PCI Express, device readiness).

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pynvml
 
-from eagle_eye.agent.nvml.library import SIMULATED_MARK
+from eagle_eye.agent.nvml.connection import SIMULATED_MARK
 
 SONAME = "libnvidia-ml.so.1"  # the name by which the binding loads the library
 SOURCE = Path(__file__).with_name("simulated.c")

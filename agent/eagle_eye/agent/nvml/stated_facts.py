@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from eagle_eye.agent.nvml.codes import NvmlFailure
 from eagle_eye.agent.nvml.connection import OPENING
 from eagle_eye.agent.nvml.device import GpuReading
+from eagle_eye.agent.nvml.fields import NvmlFailure
 from eagle_eye.schema.driver_facts import GPU_REPAIRED, NVML_FACTS, NVML_OPENING_FACTS
 from eagle_eye.schema.events import WHOLE_NODE, Event
 

@@ -1,4 +1,4 @@
-"""Tracks, at low cost, which of this host's processes name a rank in their environment.
+"""Tracks, at low cost, which of this host's processes name a rank in their environment, and which are ranks.
 
 Each process's environment is read when the process is new; again at the next scans while it is young, since between
 fork and exec a child shows its parent's; and from time to time, a few per scan, in case the process called exec or its
@@ -7,13 +7,13 @@ pid was reused. Touches: /proc.
 
 from __future__ import annotations
 
+import re
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.processes.cgroup import Cgroup, parse
-from eagle_eye.agent.processes.choice import RankKey
+from eagle_eye.agent.loop.collector import Drops
 from eagle_eye.agent.processes.environment import (
     BadEnvironment,
     cohort,
@@ -25,6 +25,165 @@ from eagle_eye.agent.processes.environment import (
 )
 from eagle_eye.agent.processes.process_files import ENVIRON_BYTES_MAX, ProcessFiles
 from eagle_eye.agent.training_hook.sender import Identity
+
+# Finds a process's owner from its cgroup: the Slurm job or Kubernetes pod that it runs in.
+#
+# Both managers write their own ids into the path: Slurm (cgroup.conf, cgroup_v2 documentation) as
+# ``/slurm/uid_1000/job_7/step_0`` or ``/system.slice/slurmstepd.scope/job_7/step_0/user/task_0``, the kubelet as
+# ``/kubepods/burstable/pod<uid>/<container>`` or ``/kubepods.slice/.../kubepods-burstable-pod<uid>.slice/...``. Inside
+# a container paths begin elsewhere (``/../../pod<uid>/...``), so only their ends are matched.
+# A node with several slurmds has its name in the path: slurm_<node>, <node>_slurmstepd.scope.
+_SLURM = re.compile(
+    r"/(?:slurm(?:_[^/]{1,253})?(?:/uid_\d{1,10})?|(?:[^/]{1,253}_)?slurmstepd\.scope)/job_(\d{1,10})(?:/|$)"
+)
+_POD = re.compile(r"[/-]pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?:\.slice)?(?:[/:]|$)")
+
+
+class Cgroup(NamedTuple):
+    """The owners named in the path; "": none. ``pod_uid`` is written with hyphens, as in the API."""
+
+    slurm_job: str = ""
+    pod_uid: str = ""
+
+
+def parse(text: str) -> Cgroup:
+    """Return the process's owner, from ``/proc/<pid>/cgroup`` of version 1 (a line per controller), 2 or both."""
+    slurm_job = pod_uid = ""
+    for line in text.splitlines():
+        path = line.split(":", 2)[-1]  # hierarchy, controllers, path; a path may hold colons
+        if not slurm_job and (found := _SLURM.search(path)):
+            slurm_job = found[1]
+        if not pod_uid and (found := _POD.search(path)):
+            pod_uid = found[1].replace("_", "-")
+    return Cgroup(slurm_job, pod_uid)
+
+
+# Chooses the rank among the processes that inherited its environment.
+#
+# Children inherit the environment: a launcher's helpers, data loaders and shells all name a rank. The rank is the
+# process that holds the GPU or whose hook reports. Until one does, it is the process that the launcher itself made
+# this rank; where no process of the job has ever held a GPU, after a while, the topmost that has torch's libraries
+# mapped. Neither may have children that were given another rank.
+ANCESTORS_MAX = 64  # a longer chain of parents is not one of launchers and workers
+
+RankKey = tuple[str, int, int]  # job, attempt, rank
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A process whose environment names a rank.
+
+    ``parent`` is its parent's pid, ``started`` the kernel's start time in clock ticks since boot. ``launch`` is equal
+    for a rank and its own children, ``cohort`` for all ranks of a launch. ``elastic``: it has variables that only a
+    launcher of torch's elastic kind sets. ``certain``: it holds a GPU, or its hook reports. ``trains``: it has torch's
+    libraries mapped and its command line is not a launcher's. ``launched``: its cohort has a certain process or, while
+    no cohort of its attempt has, it is elastic. ``waited``: it has lived for a while and no process of its job has ever
+    been certain.
+    """
+
+    pid: int
+    parent: int
+    started: int
+    identity: Identity
+    launch: tuple[str, ...]
+    cohort: tuple[str, ...] = ()
+    elastic: bool = False
+    certain: bool = False
+    trains: bool = False
+    launched: bool = False
+    waited: bool = False
+
+    @property
+    def key(self) -> RankKey:
+        """The rank, attempt and job that it names."""
+        return self.identity.job, self.identity.attempt, self.identity.rank
+
+
+@dataclass(frozen=True)
+class ChosenRanks:
+    """The ranks, by job, attempt and rank; and the processes that claim a rank already held by an older one."""
+
+    ranks: dict[RankKey, Candidate]
+    conflicts: tuple[Candidate, ...]
+
+
+def choose(candidates: Mapping[int, Candidate]) -> ChosenRanks:
+    """Return which candidates, by pid, are ranks. Of two that claim one, the certain one has it, or the older one."""
+    launchers, launched = _launchers(candidates), ranks_by_launch(candidates)
+    ranks: dict[RankKey, Candidate] = {}
+    conflicts: list[Candidate] = []
+    for candidate in sorted(candidates.values(), key=lambda item: (not item.certain, _age(item))):
+        if candidate.certain:
+            chosen = not any(_same_work(above, candidate) for above in ancestors(candidate, candidates))
+        elif not candidate.trains or candidate.pid in launchers:
+            continue
+        elif candidate.waited:
+            chosen = not any(above.trains and _is_child(above, candidate) for above in ancestors(candidate, candidates))
+        else:
+            chosen = candidate.key not in ranks and candidate.pid in launched
+        if chosen and ranks.setdefault(candidate.key, candidate) is not candidate:
+            conflicts.append(candidate)
+    return ChosenRanks(ranks, tuple(conflicts))
+
+
+def ranks_by_launch(candidates: Mapping[int, Candidate]) -> set[int]:
+    """Return the processes that their launcher itself made ranks: they are ranks before they hold a GPU.
+
+    Of those that inherited its variables that is the first, and none below another that was given a rank. What a rank
+    starts, and what a script runs in its place, may end as it likes without ending the rank.
+    """
+    first: dict[tuple[str, ...], Candidate] = {}
+    for candidate in sorted(candidates.values(), key=_age):
+        first.setdefault(candidate.launch, candidate)
+    return {
+        candidate.pid
+        for candidate in first.values()
+        if candidate.launched and not any(_handed_on(above, candidate) for above in ancestors(candidate, candidates))
+    }
+
+
+def ancestors(candidate: Candidate, candidates: Mapping[int, Candidate]) -> Iterable[Candidate]:
+    """Yield the chain of parents, as long as they are candidates and older than their child."""
+    for _ in range(ANCESTORS_MAX):
+        above = candidates.get(candidate.parent)
+        if above is None or above.started > candidate.started or above is candidate:
+            return
+        yield above
+        candidate = above
+
+
+def _age(candidate: Candidate) -> tuple[int, int]:
+    return candidate.started, candidate.pid
+
+
+def _launchers(candidates: Mapping[int, Candidate]) -> set[int]:
+    """Return the launchers: processes below which other ranks of the job train, and which are not ranks themselves."""
+    return {
+        above.pid
+        for candidate in candidates.values()
+        if candidate.trains or candidate.certain
+        for above in ancestors(candidate, candidates)
+        if not _is_child(above, candidate)
+    }
+
+
+def _same_work(above: Candidate, candidate: Candidate) -> bool:
+    """Whether it is a helper of a rank above it, even one with a rank of its own, as in inference engines."""
+    return above.certain and above.identity.job == candidate.identity.job
+
+
+def _is_child(above: Candidate, candidate: Candidate) -> bool:
+    return above.launch == candidate.launch
+
+
+def _handed_on(above: Candidate, candidate: Candidate) -> bool:
+    """Whether it has its rank from a process above it that was given one: restated or changed."""
+    if above.elastic or above.certain or above.cohort == candidate.cohort:
+        return True
+    # torchrun's first rank may have the number of the task that torchrun is; scripts restate their task's.
+    restated = above.key == candidate.key and above.identity.world_size == candidate.identity.world_size
+    return restated and not candidate.elastic
+
 
 MEMBERS_MAX = 4_096  # 16 ranks with 64 data loaders each are 1,040
 INSPECTED_MAX = 512  # new processes per scan: some 10 ms; a host's 5,000 are known after ten scans

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from eagle_eye.agent.files.bounded import content
+from eagle_eye.agent.files.foreign import content
 
 ENVIRON_BYTES_MAX = 1 << 20  # a shell with many functions exports some 100 KB; the kernel allows about 2 MB
 STAT_BYTES_MAX = 4_096

@@ -1,28 +1,260 @@
 """The hooks on a torch model and its optimizer that observe a step's moments.
 
 Never imports torch: uses only objects that the program passed in. On the CPU the moments are timed by the host's clock;
-on a GPU, where the host returns before the work is done, by CUDA events (``cuda_events``). On any other device the
+on a GPU, where the host returns before the work is done, by CUDA events. On any other device the
 parts of a step are not timed.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from time import perf_counter
 from typing import Any
 
-from eagle_eye.agent.training_hook.cuda_events import (
-    BACKWARD_END,
-    COMPUTE_BEGIN,
-    FORWARD,
-    OPTIMIZER,
-    REDUCED,
-    DeviceTimer,
-)
-from eagle_eye.agent.training_hook.gradient_norm import LocalNorm
-from eagle_eye.agent.training_hook.sampling_share import Share
 from eagle_eye.agent.training_hook.timer import StepParts, StepTimer
+
+# Times a step's moments on a GPU with CUDA events, recorded asynchronously and read long after.
+#
+# Never imports torch: ``torch.cuda`` is passed in.
+#
+# What is measured. An event marks the moment at which the model's stream reaches it, after all work enqueued before.
+# Between the call of the model and the end of its backward pass the stream holds the model's own kernels, and idles
+# where the host is slow to enqueue them: that time is compute, host stalls included. Meanwhile
+# ``DistributedDataParallel`` reduces gradients on a stream of its own; the model's stream waits for it in DDP's own
+# callback at the end of the backward pass. The engine runs such callbacks in the order in which they were queued, on
+# the streams of the caller of ``backward``. Ours is queued at the first gradient and DDP's with the last bucket, so
+# that ours runs before the wait, and one queued from within ours runs after it: the time between the two is the wait
+# for the reduction (slower peers included) and the copy out of the buckets, nothing else. Reductions overlapped with
+# the backward pass are in neither, except that they slow its kernels down.
+#
+# What is not measured. Collectives inside the model (tensor, sequence, expert, pipeline, fully sharded) run between or
+# beside its kernels, and such events cannot separate them: the caller does not use this there.
+# A step's moments, named as in the timer.
+FORWARD = "forward"
+COMPUTE_BEGIN = "compute_begin"
+BACKWARD_END = "backward_end"
+REDUCED = "reduced"
+OPTIMIZER = "optimizer"
+
+MARKS_PER_STEP_MAX = 256  # four for each of 64 micro-batches; a step with more is not observed
+STEPS_PENDING_MAX = 16  # the driver's launch queue keeps a host from running more than a few steps ahead
+
+
+class DeviceTimer:
+    """Marks the moments of steps on one GPU's current stream, and returns their durations some steps later.
+
+    It never blocks: events are polled, and again after the next step if not complete. While the stream is being
+    captured into a graph nothing is recorded or polled (either would break the capture); a replayed graph calls no
+    hook, so that its steps are not observed. Any failure disables the timer permanently and is passed to ``failed``
+    once.
+    """
+
+    def __init__(self, cuda: Any, index: int, failed: Callable[[BaseException], None]) -> None:
+        """``cuda`` is ``torch.cuda``; ``index`` the device of the model."""
+        self._cuda: Any = cuda
+        self._index = index
+        self._failed = failed
+        self._free: list[Any] = []
+        self._marks: list[tuple[str, Any]] = []
+        self._spoiled = False
+        self._pending: deque[list[tuple[str, Any]]] = deque()
+
+    def mark(self, moment: str) -> None:
+        """Record a moment: the host has enqueued everything before it. Never raises."""
+        if self._cuda is None or self._spoiled:
+            return
+        try:
+            if (
+                len(self._pending) >= STEPS_PENDING_MAX
+                or len(self._marks) >= MARKS_PER_STEP_MAX
+                or self._cuda.is_current_stream_capturing()
+            ):
+                self._spoiled = True
+                return
+            event = self._free.pop() if self._free else self._cuda.Event(enable_timing=True)
+            event.record(self._cuda.current_stream(self._index))
+            self._marks.append((moment, event))
+        except Exception as error:  # noqa: BLE001 - training must go on without us; it is counted
+            self._switch_off(error)
+
+    def interrupt(self) -> None:
+        """Note that something else begins; a step whose compute is in progress is not observed."""
+        if self._marks and self._marks[-1][0] in (FORWARD, COMPUTE_BEGIN):
+            self._spoiled = True
+
+    def finish(self) -> list[StepParts]:
+        """End the step on the host; return the durations of steps that have completed on the device."""
+        if self._marks and not self._spoiled:
+            self._pending.append(self._marks)
+        else:
+            self._free.extend(event for _, event in self._marks)
+        self._marks = []
+        self._spoiled = False
+        return self._read()
+
+    def _read(self) -> list[StepParts]:
+        done: list[StepParts] = []
+        if self._cuda is None or not self._pending:
+            return done
+        try:
+            if self._cuda.is_current_stream_capturing():
+                return done
+            # The last event first: it completes last.
+            while self._pending and all(event.query() for _, event in reversed(self._pending[0])):
+                marks = self._pending.popleft()
+                done.append(_parts(marks))
+                self._free.extend(event for _, event in marks)
+        except Exception as error:  # noqa: BLE001 - training must go on without us; it is counted
+            self._switch_off(error)
+        return done
+
+    def close(self) -> None:
+        """Stop recording and reporting."""
+        self._cuda = None
+        self._marks = []
+        self._free.clear()
+        self._pending.clear()
+
+    def _switch_off(self, error: BaseException) -> None:
+        self.close()
+        self._failed(error)
+
+
+def _parts(marks: list[tuple[str, Any]]) -> StepParts:
+    """Return the durations of one step whose events are all complete."""
+    timer = StepTimer()
+    origin = marks[0][1]
+    seconds = 0.0
+    for moment, event in marks:
+        seconds = origin.elapsed_time(event) / 1e3 if event is not origin else 0.0
+        getattr(timer, moment)(seconds)
+    return timer.finish(seconds)
+
+
+LOOKS_JUDGED = 8  # the first steps, all sampled; after that as many recent samples decide
+
+
+class Share:
+    """``every``: sample every, every second, every fourth step and so on.
+
+    Powers of two, so that the ranks of a job mostly sample the same steps.
+    """
+
+    __slots__ = ("_cost_ratios", "_every_max", "_ratio_max", "every")
+
+    def __init__(self, ratio_max: float, every_max: int) -> None:
+        """``ratio_max``: sampling's largest share of all steps' time. Every ``every_max``-th step is always sampled."""
+        self.every = 1
+        self._ratio_max = ratio_max
+        self._every_max = every_max
+        self._cost_ratios: deque[float] = deque(maxlen=LOOKS_JUDGED)
+
+    def looked(self, cost_s: float, step_s: float) -> None:
+        """Record that sampling a step of ``step_s`` cost ``cost_s``: choose the rate again."""
+        self._cost_ratios.append(cost_s / step_s)
+        if len(self._cost_ratios) == LOOKS_JUDGED:
+            # The least of several, since a process that was preempted meanwhile measures others' work too.
+            affordable = min(self._cost_ratios) / self._ratio_max
+            every = 1 << math.ceil(math.log2(affordable)) if affordable > 1.0 else 1
+            self.every = min(self._every_max, every)
+
+    def seldom(self) -> None:
+        """Nothing to sample: use the lowest rate."""
+        self.every = self._every_max
+
+
+COST_RATIO_MAX = 0.001  # of a step's time
+EVERY_MAX = 256
+CALL_S = 2e-6  # the autograd engine's cost of calling one hook, besides the hook's own work
+SENTINEL_ELEMENTS_MAX = 4_096  # of the parameter whose gradient is checked in every step: in some microseconds
+
+
+class LocalNorm:
+    """The norm of one step's gradients before the reduction, from each parameter's own norm.
+
+    Its hooks are registered on the parameters only during sampled steps. One small parameter, near the model's input,
+    has a hook of its own in every step: a gradient that is not finite makes those of all layers before it so, and the
+    step in which that happens on one rank alone is followed by steps in which all ranks are alike.
+    """
+
+    def __init__(self, parameters: list[Any], hook: Callable[[Callable[..., None]], Any]) -> None:
+        """``hook`` wraps a function so that it can be registered on a parameter."""
+        self._parameters = parameters
+        self._hook = hook(self._add)
+        self._handles: list[Any] = []
+        self.share = Share(COST_RATIO_MAX, EVERY_MAX)
+        self._squares = 0.0
+        self._gradients = 0
+        self._partial = False
+        self._cost_s = 0.0
+        self._broken = False
+        small = (each for each in parameters if each.requires_grad and each.numel() <= SENTINEL_ELEMENTS_MAX)
+        self._sentinels = [each.register_hook(hook(self._look)) for each in itertools.islice(small, 1)]
+
+    def forward(self) -> None:
+        """Register the hooks: the model is called for training in a sampled step."""
+        if not self._handles:
+            begin_s = perf_counter()
+            self._handles = [each.register_hook(self._hook) for each in self._parameters if each.requires_grad]
+            self._cost_s += perf_counter() - begin_s
+
+    def finish(self, backwards: int, step_s: float | None) -> float | None:
+        """End a sampled step; return its norm; None: not observed.
+
+        After several backward passes the norms are per pass and say nothing about their sum.
+        """
+        whole = self._gradients and backwards == 1 and not self._partial
+        norm = self.broken() or (math.sqrt(self._squares) if whole else None)
+        begin_s = perf_counter()
+        self._remove_hooks()
+        self._cost_s += perf_counter() - begin_s
+        if backwards > 1:
+            self.share.seldom()
+        elif step_s:
+            self.share.looked(self._cost_s, step_s)
+        self._squares = self._cost_s = 0.0
+        self._partial = False
+        self._gradients = 0
+        return norm
+
+    def broken(self) -> float | None:
+        """End a step; return infinity where a gradient was seen that is not finite, None elsewhere."""
+        broken, self._broken = self._broken, False
+        return math.inf if broken else None
+
+    def remove(self) -> None:
+        """Remove the hooks from the parameters."""
+        self._remove_hooks()
+        for handle in self._sentinels:
+            handle.remove()
+        self._sentinels = []
+
+    def _remove_hooks(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _look(self, gradient: Any) -> None:
+        if not gradient.is_sparse and not bool(gradient.isfinite().all()):
+            self._broken = True
+
+    def _add(self, gradient: Any) -> None:
+        begin_s = perf_counter()
+        if gradient.is_sparse:
+            self._partial = True
+        else:
+            flat = gradient.detach().reshape(-1)
+            squares = float(flat.dot(flat))  # takes half the time of a norm
+            if math.isinf(squares):
+                squares = float(flat.double().norm()) ** 2  # an overflow here need not mean infinite gradients
+            self._squares += squares
+            self._gradients += 1
+        self._cost_s += perf_counter() - begin_s + CALL_S
+
 
 INSIDE_COST_S = 40e-6  # of timing one step's parts, measured between steps of 1.5 ms, whose work leaves the caches cold
 INSIDE_COST_RATIO_MAX = 0.001  # of a step's time

@@ -1,1 +1,1 @@
-"""Parsers of training logs, one module per framework's format."""
+"""Readers of training logs."""

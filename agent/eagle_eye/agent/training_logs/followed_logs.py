@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from eagle_eye.agent.files.foreign import Identity, NotTheirs, open_file, shown
-from eagle_eye.agent.files.growing import GrowingFile
-from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.files.foreign import GrowingFile, Identity, NotTheirs, open_file, shown
+from eagle_eye.agent.loop.collector import Drops
 from eagle_eye.agent.nccl.watchdog import WatchdogLine, parse_watchdog
 from eagle_eye.agent.processes.process_registry import TrainingProcess
 from eagle_eye.agent.training_logs.frameworks import FRAMEWORKS, LogParser

@@ -1,4 +1,4 @@
-"""The supported frameworks, and detection of a log's framework. Pure."""
+"""Formats of frameworks' training logs, and detection of a log's framework. Pure."""
 
 from __future__ import annotations
 
@@ -91,7 +91,6 @@ MEGATRON = Framework(
 # nanotron: one line of ``key: value |`` per step, with K, M and B suffixes.
 _NANOTRON_ITERATION = re.compile(r"\biteration: ([0-9]{1,12}) / [0-9]{1,12} \|")
 _STAGE = re.compile(r"\|PP=[1-9]")
-# OLMo and OLMo-core: a line with the step, then one indented ``name=value`` per line.
 _STEP_MS = ("time_per_iteration_ms", "elapsed_time_per_iteration_ms")
 
 
@@ -159,6 +158,7 @@ def _reading(fields: dict[str, str], step: int | None) -> LogReading:
 NEMO = Framework("nemo", (b"Training epoch ", b"Epoch "), lambda: parse_nemo)
 
 
+# OLMo and OLMo-core: a line with the step, then one indented ``name=value`` per line.
 _STEP = re.compile(r"(?:^|[\s\]])\[step=([0-9]{1,12})/[0-9?]{1,12}, ?epoch=")
 _VALUE = re.compile(rf"^\s{{1,8}}([A-Za-z][\w/ .-]{{1,80}})=({NUMBER})\s{{0,8}}$")
 

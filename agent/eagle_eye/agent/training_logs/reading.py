@@ -1,4 +1,4 @@
-"""The content of one training log line, and the interface of a framework's parser. Pure."""
+"""The content of one training log line, its numbers and bars, and the interface of a framework's parser. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parses TensorBoard event files: records with checksums, and their few numeric fields. Pure.
+"""Reads TensorBoard event files: records with checksums, their few numeric fields, and what tags mean.
 
 A file is a sequence of TFRecords: length (8 bytes, little-endian), masked CRC-32C of those, data, masked CRC-32C of
 the data. The data is a protobuf message Event: 1 wall_time (double), 2 step (varint), 5 summary; a Summary has values
@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from eagle_eye.agent.files.foreign import Identity, open_file
-from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.loop.collector import Drops
 from eagle_eye.agent.training_logs.reading import STEP_MAX, LineWriter, LogReading
 
 SCALAR_BYTES_MAX = 16_384  # a record with a step's scalars has some hundred; images and graphs are larger

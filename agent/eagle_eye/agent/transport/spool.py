@@ -2,7 +2,7 @@
 
 A frame outlives this process (SIGKILL) once ``append`` has returned: the server has it, or the disk. It outlives the
 machine (a power cut) a second later, when the file has been synced. Frames that the server takes at once are not
-written before that; what it acknowledged is kept for some minutes, for a server that lacks it (``spool_kept.py``).
+written before that; what it acknowledged is kept for some minutes, for a server that lacks it (``spool_files.py``).
 Nothing here waits long for the disk: only ``spool_disk.py`` touches it, in a thread of its own. While the disk is full,
 read-only, broken or hung, frames wait in memory and are written when it works again.
 """
@@ -19,11 +19,17 @@ from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 
-from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.loop.collector import Drops
 from eagle_eye.agent.transport.spool_disk import Disk, SpoolTaken
-from eagle_eye.agent.transport.spool_file import RECORD_BYTES, SpooledFrame
-from eagle_eye.agent.transport.spool_kept import KEEP_S, KeptFrames, KeptPiece
-from eagle_eye.agent.transport.spool_stream import SpoolBatch, SpoolStream
+from eagle_eye.agent.transport.spool_files import (
+    KEEP_S,
+    RECORD_BYTES,
+    KeptFrames,
+    KeptPiece,
+    SpoolBatch,
+    SpooledFrame,
+    SpoolStream,
+)
 
 BYTES_MAX = 512 << 20
 MEMORY_BYTES_MAX = 32 << 20  # frames waiting for a failed disk: an hour of a node with eight GPUs

@@ -15,10 +15,19 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.transport.spool_file import Contents, NoSpoolFile, SpooledFrame, SpoolFile, read
-from eagle_eye.agent.transport.spool_kept import KeptPiece, packed, unpacked
-from eagle_eye.agent.transport.spool_stream import SpoolStream, left_behind
+from eagle_eye.agent.loop.collector import Drops
+from eagle_eye.agent.transport.spool_files import (
+    Contents,
+    KeptPiece,
+    NoSpoolFile,
+    SpooledFrame,
+    SpoolFile,
+    SpoolStream,
+    left_behind,
+    packed,
+    read,
+    unpacked,
+)
 
 SYNC_S = 1.0  # the most a power cut may lose
 RETRY_S = 10.0  # how long a failed disk is left alone

@@ -15,14 +15,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from eagle_eye.agent.loop.clock import Clock
-from eagle_eye.agent.loop.clock_base import ClockBase
-from eagle_eye.agent.loop.drops import Drops
-from eagle_eye.agent.transport.connection import BadAnswer, FrameConnection, ServerAnswer
-from eagle_eye.agent.transport.node_token import NodeToken
-from eagle_eye.agent.transport.request_writer import RequestWriter
-from eagle_eye.agent.transport.server_connection import SYSTEMS, Trust, connect, path_on
-from eagle_eye.agent.transport.servers import Servers
+from eagle_eye.agent.loop.clock import Clock, ClockBase
+from eagle_eye.agent.loop.collector import Drops
+from eagle_eye.agent.transport.connection import BadAnswer, FrameConnection, RequestWriter, ServerAnswer
+from eagle_eye.agent.transport.servers import SYSTEMS, NodeToken, Servers, Trust, connect, path_on
 from eagle_eye.agent.transport.spool import STREAM_FRAMES_MAX, Spool, SpoolBatch
 from eagle_eye.schema.backoff import Backoff
 from eagle_eye.schema.frame import KEPT_HEADER, WIRE_VERSION, version_of

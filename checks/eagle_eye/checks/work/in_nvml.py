@@ -31,7 +31,7 @@ def main(job_json: str) -> None:
     try:
         import pynvml  # noqa: F401 - told apart from a driver that is missing
 
-        from eagle_eye.agent.nvml.library import Library
+        from eagle_eye.agent.nvml.connection import Library
     except ModuleNotFoundError as error:
         _say(out, {"problem": f"{error.name} is not installed: pip install 'eagle-eye[agent]'"})
         return

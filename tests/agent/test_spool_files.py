@@ -14,13 +14,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.loop.collector import Drops
 from eagle_eye.agent.transport import spool as spool_module
-from eagle_eye.agent.transport import spool_kept
+from eagle_eye.agent.transport import spool_files
 from eagle_eye.agent.transport.spool import STREAM_FRAMES_MAX, Spool
-from eagle_eye.agent.transport.spool_file import SpooledFrame, parse, record
-from eagle_eye.agent.transport.spool_file import opening as opening_of
-from eagle_eye.agent.transport.spool_kept import KEEP_S, PIECE_FRAMES_MAX, WRITE_FRAMES, KeptFrames, KeptPiece, unpacked
+from eagle_eye.agent.transport.spool_files import (
+    KEEP_S,
+    PIECE_FRAMES_MAX,
+    WRITE_FRAMES,
+    KeptFrames,
+    KeptPiece,
+    SpooledFrame,
+    parse,
+    record,
+    unpacked,
+)
+from eagle_eye.agent.transport.spool_files import opening as opening_of
 from tests.agent.fakes import REPOSITORY, FakeClock, until
 
 A, B, C = "a1", "b2", "c3"
@@ -169,11 +178,11 @@ def test_the_next_start_has_what_the_one_before_kept(tmp_path: Path, drops: Drop
 def test_a_killed_agent_leaves_all_but_the_last_seconds(tmp_path: Path) -> None:
     script = f"""
 import os, pathlib, signal
-from eagle_eye.agent.loop.drops import Drops
+from eagle_eye.agent.loop.collector import Drops
 from eagle_eye.agent.transport import spool as module
 module.ANSWER_WAIT_S = 0.0
 from tests.agent.fakes import FakeClock
-from tests.agent.test_spool_kept import opened, taken, written
+from tests.agent.test_spool_files import opened, taken, written
 clock = FakeClock()
 spool = opened(pathlib.Path({str(tmp_path)!r}), Drops(), clock)
 taken(spool, 100, "a1", clock)
@@ -220,8 +229,8 @@ def test_while_the_disk_fails_what_is_kept_is_held_in_bounded_memory(
     def full(*_: object, **__: object) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("eagle_eye.agent.transport.spool_file.SpoolFile.write", full)
-    monkeypatch.setattr(spool_kept, "HELD_BYTES_MAX", 200 * SIZE)
+    monkeypatch.setattr("eagle_eye.agent.transport.spool_files.SpoolFile.write", full)
+    monkeypatch.setattr(spool_files, "HELD_BYTES_MAX", 200 * SIZE)
     had = taken(spool, 500, A, clock)
     frames, size = spool.kept()
     assert 100 < frames <= 200
@@ -270,7 +279,7 @@ class Disk:
     def write(self, piece: KeptPiece) -> None:
         frames = tuple(piece.held)
         before = self.files.get(piece) or opening_of("n1", piece.stream)
-        self.files[piece] = before + b"".join(map(record, spool_kept.packed(frames, 1.0)))
+        self.files[piece] = before + b"".join(map(record, spool_files.packed(frames, 1.0)))
         piece.wrote(frames, len(self.files[piece]))
 
     def remove(self, piece: KeptPiece) -> None:
