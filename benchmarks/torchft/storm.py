@@ -16,7 +16,7 @@ import msgspec
 from benchmarks.recovery.hand import send
 from benchmarks.torchft.processes import Group, Reports
 from eagle_eye.orchestrators.errors import CannotCarryOutError
-from eagle_eye.orchestrators.torchft.lighthouse import Lighthouse
+from eagle_eye.orchestrators.torchft.orchestrator import Lighthouse
 from eagle_eye.schema.action import ACTION_REQUESTED, NODE_READMITTED, ActionRequest
 
 SENT_WITHIN_S = 30.0

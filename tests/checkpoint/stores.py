@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from eagle_eye.checkpoint.checksums import sums_of
 from eagle_eye.checkpoint.connection import BlockingConnection, connect
 from eagle_eye.checkpoint.messages import (
     VERSION,
@@ -34,6 +33,7 @@ from eagle_eye.checkpoint.messages import (
     Whole,
 )
 from eagle_eye.checkpoint.shared_memory import mapped
+from eagle_eye.checkpoint.storage import sums_of
 from eagle_eye.checkpoint.store import SOCKET, CheckpointStore, StoreSettings, ask_status
 
 JOB, KEY = "job", b"k" * 32

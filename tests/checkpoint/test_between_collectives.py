@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from eagle_eye.checkpoint.carrier import Carrier
-from eagle_eye.checkpoint.idle_spans import IdleSpans
-from eagle_eye.checkpoint.pacing import Cap, Cost, next_piece
+from eagle_eye.checkpoint.traffic import Cap, Carrier, Cost, IdleSpans, next_piece
 
 RATE, DELAY_S, LOOK_S = 125e6, 0.0004, 0.002
 

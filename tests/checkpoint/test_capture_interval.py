@@ -9,15 +9,17 @@ from itertools import count
 
 import pytest
 
-from eagle_eye.checkpoint.capture_interval import (
+from eagle_eye.checkpoint.messages import Agreed, CopyInfo
+from eagle_eye.checkpoint.slots import (
     EVERY_MAX,
     LOOK_BACK,
     SETTLING,
     SHRINK_AFTER,
+    Agreement,
     CaptureInterval,
+    Needed,
+    Slots,
 )
-from eagle_eye.checkpoint.messages import Agreed, CopyInfo
-from eagle_eye.checkpoint.slots import Agreement, Needed, Slots
 
 
 class Captures:

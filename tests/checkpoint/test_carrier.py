@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from eagle_eye.checkpoint.carrier import Carrier
-from eagle_eye.checkpoint.idle_spans import IdleSpans
+from eagle_eye.checkpoint.traffic import Carrier, IdleSpans
 
 RATE = 100_000_000  # bytes a second of the link
 LOOK_S = 0.002

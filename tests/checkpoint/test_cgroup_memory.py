@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from eagle_eye.checkpoint import cgroup_memory
-from eagle_eye.checkpoint.memory_plan import DoesNotFit
-from eagle_eye.checkpoint.shared_memory import reserve
+from eagle_eye.checkpoint import shared_memory
+from eagle_eye.checkpoint.shared_memory import DoesNotFit, reserve
 
 GIB = 1 << 30
 
@@ -33,7 +32,7 @@ class Kernel:
         (folder / "memory.stat").write_text(f"{pages}workingset_refault_anon 0\n")
 
     def left_bytes(self) -> int | None:
-        return cgroup_memory.left_bytes(self.proc, self.cgroups)
+        return shared_memory.left_bytes(self.proc, self.cgroups)
 
 
 @pytest.fixture
@@ -93,7 +92,7 @@ def test_what_is_not_understood_is_no_limit(kernel: Kernel, lines: str) -> None:
 def test_what_the_limit_has_no_room_for_is_refused_before_the_kernel_kills(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cgroup_memory, "left_bytes", lambda: 100 << 20)
+    monkeypatch.setattr(shared_memory, "left_bytes", lambda: 100 << 20)
     with pytest.raises(DoesNotFit, match=r"the store's control group has 104,857,600 bytes free"):
         reserve(tmp_path / "slot", 64 << 20)
     assert not (tmp_path / "slot").exists()

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from eagle_eye.checkpoint.connection import BlockingConnection
-from eagle_eye.checkpoint.device_copies import CudaCopies, DeviceCopies, HostCopies, copies_for
+from eagle_eye.checkpoint.layout import CudaCopies, DeviceCopies, HostCopies, copies_for
 from eagle_eye.checkpoint.messages import Close, Skipped
 from eagle_eye.checkpoint.store_client import AttemptConnection
 

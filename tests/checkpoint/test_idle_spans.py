@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from eagle_eye.checkpoint.idle_spans import STEPS_KEPT, IdleSpans
+from eagle_eye.checkpoint.traffic import STEPS_KEPT, IdleSpans
 
 Step = list[tuple[float, float]]  # the bursts of a step, and at last (its length, its length)
 

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle_eye.checkpoint.kept_steps import kept_from_before
-from eagle_eye.checkpoint.memory_plan import SPACED
 from eagle_eye.checkpoint.messages import CopyInfo, KeptStep
-from eagle_eye.checkpoint.slots import Agreement
+from eagle_eye.checkpoint.shared_memory import SPACED
+from eagle_eye.checkpoint.slots import Agreement, kept_from_before
 
 REACH_S = 100.0
 

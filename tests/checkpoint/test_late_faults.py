@@ -14,7 +14,7 @@ import pytest
 from eagle_eye.agent.collectors.memory_checkpoint import MemoryCheckpointCollector
 from eagle_eye.checkpoint.messages import Captured
 from eagle_eye.detectors.types import Verdict
-from eagle_eye.orchestrators.verbs import resume_from
+from eagle_eye.orchestrators.intake import resume_from
 from eagle_eye.schema.action import ActionRequest, MemberRank
 from eagle_eye.schema.memory_standing import read_standing
 from eagle_eye.schema.memory_steps import read_steps, whole_in_memory

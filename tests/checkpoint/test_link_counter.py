@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from eagle_eye.checkpoint.link_counter import LinkCounter, outgoing_interface
+from eagle_eye.checkpoint.traffic import LinkCounter, outgoing_interface
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.9.9.9", "::1"])

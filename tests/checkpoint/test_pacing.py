@@ -6,8 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.checkpoint.idle_spans import LinkState
-from eagle_eye.checkpoint.pacing import BURST_S, MARGIN_RATIO, PIECE_BYTES_MIN, PIECE_S, Cap, Cost, next_piece
+from eagle_eye.checkpoint.traffic import (
+    BURST_S,
+    MARGIN_RATIO,
+    PIECE_BYTES_MIN,
+    PIECE_S,
+    Cap,
+    Cost,
+    LinkState,
+    next_piece,
+)
 
 lefts = st.integers(1, 1 << 40)
 rates = st.floats(1e6, 2e10)

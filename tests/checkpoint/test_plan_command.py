@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from eagle_eye.checkpoint.memory_plan import MemoryPlan
+from eagle_eye.checkpoint.shared_memory import MemoryPlan
 from eagle_eye.cli.main import main
 
 TOPOLOGY = {

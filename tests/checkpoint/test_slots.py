@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from eagle_eye.checkpoint.memory_plan import spaced_of
 from eagle_eye.checkpoint.messages import Agreed, CopyInfo
+from eagle_eye.checkpoint.shared_memory import spaced_of
 from eagle_eye.checkpoint.slots import Agreement, Needed, Slots
 
 

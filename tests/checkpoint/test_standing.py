@@ -12,7 +12,7 @@ import pytest
 from eagle_eye.checkpoint.held_job import HeldJob, ShardSlots
 from eagle_eye.checkpoint.messages import Agreed, Captured, CopyInfo, Skipped
 from eagle_eye.checkpoint.slots import Needed
-from eagle_eye.checkpoint.standing import LOOK_EVERY_S, StandingFile, standing_of
+from eagle_eye.checkpoint.store import LOOK_EVERY_S, StandingFile, standing_of
 from eagle_eye.schema.memory_standing import (
     OLDER_MAX,
     SAID_EVERY_S,

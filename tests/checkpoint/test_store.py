@@ -20,9 +20,8 @@ import msgspec
 import pytest
 
 from eagle_eye.checkpoint import command, held_job, job_service
-from eagle_eye.checkpoint.checksums import CHUNK_BYTES, Damaged, sums_of
 from eagle_eye.checkpoint.connection import ProtocolError, StoreConnection, connect
-from eagle_eye.checkpoint.memory_plan import DoesNotFit
+from eagle_eye.checkpoint.held_job import FILES, Record
 from eagle_eye.checkpoint.messages import (
     FRAME_BYTES_MAX,
     VERSION,
@@ -55,10 +54,9 @@ from eagle_eye.checkpoint.messages import (
     Welcome,
 )
 from eagle_eye.checkpoint.peer import Peer
-from eagle_eye.checkpoint.record import FILES, Record
-from eagle_eye.checkpoint.shared_memory import SlotFile, reserve
+from eagle_eye.checkpoint.shared_memory import DoesNotFit, SlotFile, reserve
 from eagle_eye.checkpoint.status_command import lines
-from eagle_eye.checkpoint.storage import complete, partial, write_shard
+from eagle_eye.checkpoint.storage import CHUNK_BYTES, Damaged, complete, partial, sums_of, write_shard
 from eagle_eye.checkpoint.store import SOCKET, ask_status, ask_verify
 from eagle_eye.schema.memory_steps import read_steps, whole_in_memory
 from tests.checkpoint.stores import (

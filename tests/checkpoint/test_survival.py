@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.checkpoint import survival
-from eagle_eye.checkpoint.placement import ShardPlacement, place
-from eagle_eye.checkpoint.survival import (
+from eagle_eye.checkpoint import placement
+from eagle_eye.checkpoint.placement import (
+    ShardPlacement,
     closed_form_ratio,
     domain_survival_ratio,
+    place,
     survival_ratio,
     surviving_sets,
 )
@@ -108,11 +109,11 @@ def test_domains_without_a_node_of_the_job_are_none_of_those_lost() -> None:
 
 
 def test_too_many_sets_of_domains_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(survival, "SUBSETS_MAX", 5)
+    monkeypatch.setattr(placement, "SUBSETS_MAX", 5)
     domains = {node: [node] for node in names(4)}
-    placement = place(names(4), 2, domains)
-    assert domain_survival_ratio(placement, domains, 1) == 1
-    assert domain_survival_ratio(placement, domains, 2) is None
+    placed = place(names(4), 2, domains)
+    assert domain_survival_ratio(placed, domains, 1) == 1
+    assert domain_survival_ratio(placed, domains, 2) is None
 
 
 @pytest.mark.parametrize("lost", [-1, 5])

@@ -13,8 +13,7 @@ import pytest
 
 from eagle_eye.checkpoint import traffic
 from eagle_eye.checkpoint.connection import PIECE_BYTES, SendPace, StoreConnection
-from eagle_eye.checkpoint.pacing import Cap
-from eagle_eye.checkpoint.traffic import LOOK_EVERY_S, Capped, CopyUnwanted, Traffic
+from eagle_eye.checkpoint.traffic import LOOK_EVERY_S, Cap, Capped, CopyUnwanted, Traffic
 from tests.checkpoint.stores import close, opened, running
 from tests.checkpoint.stores import until as wait_until
 

@@ -9,7 +9,7 @@ import pytest
 
 from eagle_eye.cli import guide, main
 from eagle_eye.orchestrators.orchestrate import settings
-from eagle_eye.orchestrators.orchestrate.kinds import KINDS
+from eagle_eye.orchestrators.orchestrate.settings import KINDS
 
 PAGES = Path(__file__).parents[2] / "docs"
 EXAMPLES = [(name, command) for name, said in guide.GUIDES.items() for command, _why in said.examples]

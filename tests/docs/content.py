@@ -24,7 +24,7 @@ from eagle_eye.agent.evidence.requests import _Request as EvidenceRequest
 from eagle_eye.agent.hook import Training, attach
 from eagle_eye.agent.node_check.requests import _Request as NodeCheckRequest
 from eagle_eye.orchestrators.orchestrate import settings
-from eagle_eye.orchestrators.orchestrate.kinds import KINDS
+from eagle_eye.orchestrators.orchestrate.settings import KINDS
 from eagle_eye.schema.action import ActionRequest, JobUpdate
 from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.server import config as server_config

@@ -16,7 +16,7 @@ from unittest import mock
 from eagle_eye.cli.arguments import CommandLineParser
 from eagle_eye.cli.main import COMMANDS, load
 from eagle_eye.orchestrators.orchestrate import settings
-from eagle_eye.orchestrators.orchestrate.kinds import KINDS
+from eagle_eye.orchestrators.orchestrate.settings import KINDS
 from eagle_eye.schema.configuration import ConfigurationError
 from tests.docs.pages import ROOT
 

@@ -11,9 +11,8 @@ from typing import Any, Protocol
 
 import pytest
 
-from eagle_eye.orchestrators.acceptance import refusal
 from eagle_eye.orchestrators.errors import CannotCarryOutError
-from eagle_eye.orchestrators.intake import Readmission, WebhookIntake, Work
+from eagle_eye.orchestrators.intake import Readmission, WebhookIntake, Work, refusal
 from eagle_eye.orchestrators.ledger import Ledger
 from eagle_eye.orchestrators.protocol import Cause, Exclusion, Orchestrator, Previews, Restart
 from eagle_eye.orchestrators.subscriber import Subscriber

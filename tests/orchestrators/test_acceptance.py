@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eagle_eye.orchestrators.acceptance import refusal
+from eagle_eye.orchestrators.intake import refusal
 from eagle_eye.orchestrators.protocol import JobState
 from eagle_eye.schema.action import MemberRank
 from tests.orchestrators.builders import action

@@ -12,10 +12,9 @@ import pytest
 from eagle_eye.orchestrators import logs
 from eagle_eye.orchestrators.errors import OrchestratorError
 from eagle_eye.orchestrators.launch import command
-from eagle_eye.orchestrators.launch.output import Output
+from eagle_eye.orchestrators.launch.logs import Output
 from eagle_eye.orchestrators.launch.persisted_state import LauncherMemory, MemoryFile
-from eagle_eye.orchestrators.launch.plan import LauncherNodes
-from eagle_eye.orchestrators.launch.state import State
+from eagle_eye.orchestrators.launch.state import LauncherNodes, State
 from eagle_eye.schema.configuration import ConfigurationError
 
 

@@ -15,9 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from eagle_eye.orchestrators.command import program
-from eagle_eye.orchestrators.command.orchestrator import CommandOrchestrator, ProgramTimeouts
-from eagle_eye.orchestrators.command.program import OUTPUT_BYTES_MAX, Programs
+from eagle_eye.orchestrators.command import orchestrator
+from eagle_eye.orchestrators.command.orchestrator import (
+    OUTPUT_BYTES_MAX,
+    CommandOrchestrator,
+    Programs,
+    ProgramTimeouts,
+)
 from eagle_eye.orchestrators.errors import CannotCarryOutError, OrchestratorError
 from eagle_eye.orchestrators.protocol import Exclusion, JobState, Orchestrator, Restart
 from eagle_eye.schema.action import JobUpdate, MemberRank
@@ -200,8 +204,8 @@ def test_a_state_that_is_not_understood_is_not_taken_for_one(playing: Playing, a
 
 
 def test_too_long_a_run_is_killed_with_all_its_session(playing: Playing, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "KILL_AFTER_S", 0.3)
-    orchestrator = playing.program(
+    monkeypatch.setattr(orchestrator, "KILL_AFTER_S", 0.3)
+    slow = playing.program(
         "import os, signal, subprocess, sys, time\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "child = subprocess.Popen(['sleep', '600'])\n"
@@ -210,7 +214,7 @@ def test_too_long_a_run_is_killed_with_all_its_session(playing: Playing, monkeyp
         ProgramTimeouts(verb_s=0.5),
     )
     with pytest.raises(CannotCarryOutError, match=r"stop: killed after 0\.5 s"):
-        orchestrator.stop("j", "")
+        slow.stop("j", "")
     assert dead(int((playing.folder / "child").read_text()))
 
 

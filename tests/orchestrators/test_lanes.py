@@ -7,8 +7,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from eagle_eye.orchestrators.intake import Readmission, Resumption
-from eagle_eye.orchestrators.lanes import Lanes
-from eagle_eye.orchestrators.subscriber import concerns
+from eagle_eye.orchestrators.subscriber import Lanes, concerns
 from tests.orchestrators.builders import action
 
 

@@ -10,7 +10,7 @@ import pytest
 from eagle_eye.orchestrators.errors import CannotCarryOutError
 from eagle_eye.orchestrators.launch import events as on
 from eagle_eye.orchestrators.launch import orders as to
-from eagle_eye.orchestrators.launch.orchestrator import LaunchOrchestrator
+from eagle_eye.orchestrators.launch.command import LaunchOrchestrator
 from eagle_eye.orchestrators.launch.state import ENDED
 from eagle_eye.orchestrators.protocol import JobState
 from tests.orchestrators.contract import OrchestratorContract

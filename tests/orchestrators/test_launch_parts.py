@@ -19,13 +19,12 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from eagle_eye.orchestrators.launch import events as on
 from eagle_eye.orchestrators.launch import logs
-from eagle_eye.orchestrators.launch.checkpoint_content import flaw
 from eagle_eye.orchestrators.launch.checkpoints import find_checkpoints
+from eagle_eye.orchestrators.launch.coordinator import ProgressReporter, flaw
 from eagle_eye.orchestrators.launch.job import ObservedProgress
 from eagle_eye.orchestrators.launch.messages import RankSight, Seen, StartedRank
 from eagle_eye.orchestrators.launch.prepare import LAUNCH_VARIABLE, Checked, check_node, end_leftovers, run_check
-from eagle_eye.orchestrators.launch.progress import ProgressReporter
-from eagle_eye.orchestrators.launch.rank_sight import look_at_ranks, reaches
+from eagle_eye.orchestrators.launch.runner import look_at_ranks, reaches
 from eagle_eye.orchestrators.launch.runners import _seen
 from eagle_eye.orchestrators.launch.store import AttemptStore
 

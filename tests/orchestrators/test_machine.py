@@ -16,8 +16,7 @@ from eagle_eye.orchestrators.launch.attempt import DONE_ALONE_S, KILLED_MAX
 from eagle_eye.orchestrators.launch.checkpoints import Span
 from eagle_eye.orchestrators.launch.machine import step
 from eagle_eye.orchestrators.launch.persisted_state import LauncherMemory, remember, resume
-from eagle_eye.orchestrators.launch.plan import LauncherNodes
-from eagle_eye.orchestrators.launch.state import ENDED, UP, Phase, Rules, State, due_s
+from eagle_eye.orchestrators.launch.state import ENDED, UP, LauncherNodes, Phase, Rules, State, due_s
 from eagle_eye.planning.plan import Plan
 from eagle_eye.schema.action import RestartScope
 from tests.planning.jobs import plan

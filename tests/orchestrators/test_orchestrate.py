@@ -20,8 +20,8 @@ from eagle_eye.cli.main import main
 from eagle_eye.orchestrators.command.orchestrator import CommandOrchestrator
 from eagle_eye.orchestrators.errors import OrchestratorError
 from eagle_eye.orchestrators.orchestrate import settings
-from eagle_eye.orchestrators.orchestrate.kinds import KINDS
 from eagle_eye.orchestrators.orchestrate.service import Service
+from eagle_eye.orchestrators.orchestrate.settings import KINDS
 from eagle_eye.orchestrators.secret_file import SecretFile
 from eagle_eye.schema.action import NODE_READMITTED
 from tests.loopback import free_port

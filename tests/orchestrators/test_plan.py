@@ -15,7 +15,7 @@ from eagle_eye.orchestrators.launch.checkpoints import (
     find_checkpoints,
     in_memory,
 )
-from eagle_eye.orchestrators.launch.plan import LauncherNodes, choose_nodes
+from eagle_eye.orchestrators.launch.state import LauncherNodes, choose_nodes
 from eagle_eye.schema.memory_steps import MemoryStep
 
 FLEET = LauncherNodes(("n1", "n2", "n3", "n4"), 3, 3)

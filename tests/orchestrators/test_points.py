@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from eagle_eye.orchestrators.launch.points import RestartPoints
+from eagle_eye.orchestrators.launch.runner import RestartPoints
 from eagle_eye.schema.restart_point import AtPoint, GoOn
 
 

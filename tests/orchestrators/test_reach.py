@@ -8,7 +8,7 @@ import pytest
 
 from eagle_eye.orchestrators.launch import events as on
 from eagle_eye.orchestrators.launch import orders as to
-from eagle_eye.orchestrators.launch.rank_sight import reaches
+from eagle_eye.orchestrators.launch.runner import reaches
 from eagle_eye.orchestrators.launch.state import Phase
 from tests.orchestrators.test_machine import Story, failed, restart
 from tests.planning.jobs import plan

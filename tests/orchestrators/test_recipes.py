@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from eagle_eye.orchestrators.command.orchestrator import CommandOrchestrator
-from eagle_eye.orchestrators.command.program import Programs
+from eagle_eye.orchestrators.command.orchestrator import CommandOrchestrator, Programs
 from eagle_eye.orchestrators.errors import CannotCarryOutError
 from eagle_eye.orchestrators.protocol import Exclusion, JobState, Restart
 from tests.orchestrators.contract import cause
@@ -192,7 +191,7 @@ def test_the_documented_alertmanager_configuration_is_one(tmp_path: Path) -> Non
 
 def test_the_documented_file_is_read(tmp_path: Path) -> None:
     from eagle_eye.orchestrators.orchestrate import settings
-    from eagle_eye.orchestrators.orchestrate.kinds import KINDS
+    from eagle_eye.orchestrators.orchestrate.settings import KINDS
 
     found = re.search(r"```toml\n(.*?)```", (DOCS / "orchestrators.md").read_text(encoding="utf-8"), re.DOTALL)
     assert found is not None

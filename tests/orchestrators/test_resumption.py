@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from eagle_eye.orchestrators.errors import CannotCarryOutError
-from eagle_eye.orchestrators.intake import Resumption
+from eagle_eye.orchestrators.intake import Resumption, remainder
 from eagle_eye.orchestrators.ledger import ActionState, Ledger
 from eagle_eye.orchestrators.protocol import JobState
-from eagle_eye.orchestrators.resumption import remainder
 from eagle_eye.orchestrators.subscriber import Subscriber
 from eagle_eye.schema.action import ActionRequest, ReportState
 from tests.orchestrators.builders import action

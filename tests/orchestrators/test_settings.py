@@ -10,7 +10,7 @@ import pytest
 from eagle_eye.orchestrators import option_values
 from eagle_eye.orchestrators.errors import OrchestratorError
 from eagle_eye.orchestrators.orchestrate import settings
-from eagle_eye.orchestrators.orchestrate.kinds import KINDS
+from eagle_eye.orchestrators.orchestrate.settings import KINDS
 from eagle_eye.schema.configuration import ConfigurationError
 
 COMMAND = next(kind for kind in KINDS if kind.name == "command")

@@ -37,7 +37,7 @@ START = Start(
     attempt=1, run_id="j-1", node="n1", node_rank=0, nodes=1, ranks_per_node=2, store_host="127.0.0.1", store_port=1,
     env={"EAGLE_EYE_ATTEMPT": "1"}, command=["train.py"], log_dir="",
 )  # fmt: skip
-LIKENESS = "from eagle_eye.orchestrators.launch.likeness import *; "
+LIKENESS = "from eagle_eye.orchestrators.launch.elastic import *; "
 # Speaks as a standby does, and imports nothing; what it is told to import is what it says.
 STAND_IN = """
 import json, os, socket, sys

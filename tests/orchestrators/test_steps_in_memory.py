@@ -11,8 +11,8 @@ import pytest
 
 from eagle_eye.orchestrators.launch import events as on
 from eagle_eye.orchestrators.launch import messages, runners
+from eagle_eye.orchestrators.launch.coordinator import ProgressReporter
 from eagle_eye.orchestrators.launch.job import LaunchedJob
-from eagle_eye.orchestrators.launch.progress import ProgressReporter
 from eagle_eye.orchestrators.launch.runners import Runners
 from eagle_eye.schema.memory_steps import MemoryStep
 

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from eagle_eye.checkpoint.store_client import end_store
-from eagle_eye.orchestrators.launch import store_keeper
-from eagle_eye.orchestrators.launch.store_keeper import LOOK_EVERY_S, StoreKeeper, serves
+from eagle_eye.orchestrators.launch import runner
+from eagle_eye.orchestrators.launch.runner import LOOK_EVERY_S, StoreKeeper, serves
 from eagle_eye.schema.memory_steps import STEPS_FILE, STORE_IDLE_S, MemoryStep
 from tests.orchestrators.test_launch import launched
 
@@ -35,7 +35,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 def test_a_store_is_started_where_none_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     StoreKeeper().keep(folder, "n1")
     eventually(lambda: serves(folder))
-    monkeypatch.setattr(store_keeper, "spawn_store", lambda *_: pytest.fail("another one is started"))
+    monkeypatch.setattr(runner, "spawn_store", lambda *_: pytest.fail("another one is started"))
     StoreKeeper().keep(folder, "n1")
 
 

@@ -11,11 +11,15 @@ import pytest
 
 from eagle_eye.orchestrators.errors import CannotCarryOutError, OrchestratorError
 from eagle_eye.orchestrators.orchestrate import settings
-from eagle_eye.orchestrators.orchestrate.kinds import KINDS
+from eagle_eye.orchestrators.orchestrate.settings import KINDS
 from eagle_eye.orchestrators.protocol import Exclusion, JobState, Restart
-from eagle_eye.orchestrators.torchft.lighthouse import Lighthouse, parse_status
-from eagle_eye.orchestrators.torchft.orchestrator import TorchftJob, TorchftOrchestrator
-from eagle_eye.orchestrators.torchft.persisted_state import TorchftMemory
+from eagle_eye.orchestrators.torchft.orchestrator import (
+    Lighthouse,
+    TorchftJob,
+    TorchftMemory,
+    TorchftOrchestrator,
+    parse_status,
+)
 from eagle_eye.schema.action import JobUpdate
 from tests.orchestrators.contract import OrchestratorContract, cause
 from tests.orchestrators.lighthouse import FakeLighthouse, status_page

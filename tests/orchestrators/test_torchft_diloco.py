@@ -19,9 +19,7 @@ from benchmarks.torchft.processes import ended, lighthouse
 from eagle_eye.agent.training_hook.message import MESSAGE_BYTES_MAX, HookMessage, decode
 from eagle_eye.orchestrators.errors import CannotCarryOutError
 from eagle_eye.orchestrators.protocol import Exclusion, Restart
-from eagle_eye.orchestrators.torchft.lighthouse import Lighthouse
-from eagle_eye.orchestrators.torchft.orchestrator import TorchftJob, TorchftOrchestrator
-from eagle_eye.orchestrators.torchft.persisted_state import TorchftMemory
+from eagle_eye.orchestrators.torchft.orchestrator import Lighthouse, TorchftJob, TorchftMemory, TorchftOrchestrator
 from tests.loopback import free_port
 from tests.orchestrators.contract import cause
 from tests.orchestrators.test_torchft_real import HOW, TIMING, until

@@ -14,9 +14,7 @@ import pytest
 
 from benchmarks.torchft.processes import Group, Timing, ended, lighthouse
 from eagle_eye.orchestrators.protocol import Exclusion, Restart
-from eagle_eye.orchestrators.torchft.lighthouse import Lighthouse
-from eagle_eye.orchestrators.torchft.orchestrator import TorchftJob, TorchftOrchestrator
-from eagle_eye.orchestrators.torchft.persisted_state import TorchftMemory
+from eagle_eye.orchestrators.torchft.orchestrator import Lighthouse, TorchftJob, TorchftMemory, TorchftOrchestrator
 from tests.loopback import free_port
 from tests.orchestrators.contract import cause
 

@@ -11,7 +11,7 @@ import pytest
 
 from eagle_eye.agent.config import read, server_urls
 from eagle_eye.cli import main
-from eagle_eye.orchestrators.orchestrate.kinds import KINDS
+from eagle_eye.orchestrators.orchestrate.settings import KINDS
 from eagle_eye.server import config as server_configuration
 
 REPOSITORY = Path(__file__).parents[2]

@@ -34,10 +34,16 @@ from torch.distributed.checkpoint.storage import StorageReader
 
 from eagle_eye.checkpoint import restart_point
 from eagle_eye.checkpoint.connection import connect
-from eagle_eye.checkpoint.device_copies import DeviceCopies, HostCopies, copies_for
-from eagle_eye.checkpoint.failure_domains import read_failure_domains, together
-from eagle_eye.checkpoint.kept_steps import kept_from_before
-from eagle_eye.checkpoint.layout import JobLayout, ShardLayout, ShardWriter, named, unpack
+from eagle_eye.checkpoint.layout import (
+    DeviceCopies,
+    HostCopies,
+    JobLayout,
+    ShardLayout,
+    ShardWriter,
+    copies_for,
+    named,
+    unpack,
+)
 from eagle_eye.checkpoint.messages import (
     Blob,
     Captured,
@@ -58,9 +64,10 @@ from eagle_eye.checkpoint.messages import (
     SlotsOpened,
     Whole,
 )
-from eagle_eye.checkpoint.placement import place
+from eagle_eye.checkpoint.placement import place, read_failure_domains, together
 from eagle_eye.checkpoint.reading import LocalShard, MemoryReader, RemoteShard, Shard
 from eagle_eye.checkpoint.shared_memory import mapped
+from eagle_eye.checkpoint.slots import kept_from_before
 from eagle_eye.checkpoint.state import KeptState
 from eagle_eye.checkpoint.storage import folder_of, set_aside
 from eagle_eye.checkpoint.store_client import AttemptConnection, StoreClient

@@ -13,10 +13,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import msgspec
 
-from eagle_eye.checkpoint.checksums import Damaged, check, check_all, chunks, sums_of
 from eagle_eye.checkpoint.connection import ProtocolError, SendPace, StoreConnection
 from eagle_eye.checkpoint.held_job import HeldJob, ShardSlots, attempts_resumed
-from eagle_eye.checkpoint.memory_plan import DoesNotFit, spaced_of
 from eagle_eye.checkpoint.messages import (
     Agreed,
     Captured,
@@ -41,8 +39,20 @@ from eagle_eye.checkpoint.messages import (
     Whole,
 )
 from eagle_eye.checkpoint.peer import Peer
-from eagle_eye.checkpoint.shared_memory import SlotFile
-from eagle_eye.checkpoint.storage import apart, complete, discard, discard_others, partial, write_shard
+from eagle_eye.checkpoint.shared_memory import DoesNotFit, SlotFile, spaced_of
+from eagle_eye.checkpoint.storage import (
+    Damaged,
+    apart,
+    check,
+    check_all,
+    chunks,
+    complete,
+    discard,
+    discard_others,
+    partial,
+    sums_of,
+    write_shard,
+)
 from eagle_eye.checkpoint.traffic import CopyUnwanted, Traffic
 
 SCRUB_PAUSE_S, SCRUB_CHUNKS = 0.02, 16  # a tenth of a core at most

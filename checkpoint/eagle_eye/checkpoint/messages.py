@@ -362,7 +362,7 @@ class StatusAsked(msgspec.Struct, frozen=True, tag="status"):
 
 
 class StoreStatus(msgspec.Struct, frozen=True, tag="status_is"):
-    """As ``status.py`` says it: plain containers."""
+    """As the store says it: plain containers."""
 
     jobs: list[dict[str, Any]]
 

@@ -12,11 +12,17 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from eagle_eye.checkpoint.failure_domains import Kinds, read_failure_domains, together
-from eagle_eye.checkpoint.memory_plan import MemoryPlan, plan_memory
-from eagle_eye.checkpoint.placement import ShardPlacement, place
+from eagle_eye.checkpoint.placement import (
+    Kinds,
+    ShardPlacement,
+    domain_survival_ratio,
+    place,
+    read_failure_domains,
+    survival_ratio,
+    together,
+)
+from eagle_eye.checkpoint.shared_memory import MemoryPlan, plan_memory
 from eagle_eye.checkpoint.sizes import size_bytes
-from eagle_eye.checkpoint.survival import domain_survival_ratio, survival_ratio
 from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.schema.host_lists import HOSTS_MAX, BadHostList, expand
 from eagle_eye.schema.natural_order import natural

@@ -16,12 +16,11 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from eagle_eye.checkpoint.checksums import CHUNK_BYTES, SUM_BYTES, Damaged, Verifying
 from eagle_eye.checkpoint.connection import BlockingConnection, ProtocolError, expected
 from eagle_eye.checkpoint.layout import JobLayout, TensorPlace, bytes_of
 from eagle_eye.checkpoint.messages import Bytes, Read
 from eagle_eye.checkpoint.shared_memory import mapped
-from eagle_eye.checkpoint.storage import shard_file
+from eagle_eye.checkpoint.storage import CHUNK_BYTES, SUM_BYTES, Damaged, Verifying, shard_file
 
 _log = logging.getLogger(__name__)
 RUN_CHUNKS = 16  # that are asked for at once over the network; one run is on its way while one is read

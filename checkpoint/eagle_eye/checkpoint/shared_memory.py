@@ -7,12 +7,135 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import mmap
 import os
-from pathlib import Path
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
-from eagle_eye.checkpoint import cgroup_memory
-from eagle_eye.checkpoint.memory_plan import DoesNotFit
+from eagle_eye.checkpoint.sizes import reported
+
+# Reads how much memory this process's cgroups leave it. Reads /proc/self/cgroup and /sys/fs/cgroup.
+#
+# Shared memory is charged to the cgroup that touches a page first: the store's, which reserves all of it. Beyond the
+# limit the kernel does not refuse memory but kills.
+_UNLIMITED_BYTES = 1 << 60  # version 1 writes a number of pages near the largest there is
+_DEPTH_MAX = 32
+
+
+class _Names(NamedTuple):
+    """A version's files, and the memory.stat lines that count reclaimable memory."""
+
+    limit: str
+    used: str
+    file_pages: tuple[bytes, bytes]
+
+
+_VERSION_1 = _Names("memory.limit_in_bytes", "memory.usage_in_bytes", (b"total_inactive_file", b"total_active_file"))
+_VERSION_2 = _Names("memory.max", "memory.current", (b"inactive_file", b"active_file"))
+
+
+def left_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Return what the tightest of our cgroups leaves, page cache counted as free; None: there is no limit."""
+    try:
+        lines = (proc / "self/cgroup").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    left: list[int] = []
+    for line in lines:
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if not controllers:
+            left += _left(cgroups, path, _VERSION_2)
+        elif "memory" in controllers.split(","):
+            left += _left(cgroups / "memory", path, _VERSION_1)
+    return min(left, default=None)
+
+
+def _left(root: Path, path: str, names: _Names) -> list[int]:
+    """Return it for each cgroup with a limit, from the root down; in a container the root is its own cgroup."""
+    found: list[int] = []
+    parts = [part for part in PurePosixPath(path).parts if part not in {"/", ".."}][:_DEPTH_MAX]
+    for depth in range(len(parts) + 1):
+        group = root.joinpath(*parts[:depth])
+        try:
+            limit = (group / names.limit).read_bytes().strip()
+            if not limit.isdigit() or int(limit) >= _UNLIMITED_BYTES:
+                continue
+            used_bytes = int((group / names.used).read_bytes())
+            statistics = dict(line.split(b" ", 1) for line in (group / "memory.stat").read_bytes().splitlines())
+            file_bytes = sum(int(statistics.get(name, 0)) for name in names.file_pages)
+        except (OSError, ValueError):
+            continue
+        found.append(max(0, int(limit) - used_bytes + file_bytes))
+    return found
+
+
+KEPT_MAX = 100  # checkpoints per node: more is a typo
+SPACED = 2  # the one that is old enough, and the one that takes its place: with one alone there would be a gap
+
+
+class DoesNotFit(ValueError):
+    """The copies need more memory than is free; the message has the arithmetic and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """What one node holds: shards of ``shard_bytes``, its own and those of ``replicas`` - 1 others.
+
+    Of each, the ``kept`` newest checkpoints that are whole, ``spaced`` older ones that reach further back, the one that
+    is ``arriving``, and the one that is ``persisting`` (0 or 1), which must stay as it is until it is on disk.
+    """
+
+    shard_bytes: int
+    replicas: int
+    kept: int
+    spaced: int
+    arriving: int
+    persisting: int
+
+    @property
+    def total_bytes(self) -> int:
+        """The total memory."""
+        return self.replicas * (self.kept + self.spaced + self.arriving + self.persisting) * self.shard_bytes
+
+    def __str__(self) -> str:
+        copies = f"{self.replicas} {'copy' if self.replicas == 1 else 'copies'}"
+        parts = {"kept": self.kept, "spaced": self.spaced, "arriving": self.arriving, "persisting": self.persisting}
+        held = " + ".join(f"{count} {name}" for name, count in parts.items() if count)
+        return f"{copies} x ({held}) x {reported(self.shard_bytes)} = {reported(self.total_bytes)}"
+
+
+def spaced_of(reach_s: float) -> int:
+    """Return how many older checkpoints are needed so that one of them is always ``reach_s`` old; 0: none."""
+    return SPACED if reach_s > 0 else 0
+
+
+def plan_memory(shard_bytes: int, replicas: int, kept: int, *, persists: bool, reach_s: float = 0.0) -> MemoryPlan:
+    """Return what a node with so many bytes of shards holds; ``persists``: some checkpoints go to disk, too.
+
+    ``reach_s`` is how far back checkpoints reach; 0: no further than the newest. Raises ValueError.
+    """
+    if shard_bytes < 1:
+        raise ValueError(f"shard_bytes: expected 1 or more, got {shard_bytes}; it is what one node has of the state")
+    if replicas < 1:
+        raise ValueError(f"replicas: expected 1 or more, got {replicas}; 2 survive the loss of any one node")
+    if not 1 <= kept <= KEPT_MAX:
+        raise ValueError(f"kept: expected 1 to {KEPT_MAX}, got {kept}; with 1 the last whole checkpoint stays")
+    if not 0 <= reach_s < math.inf:
+        raise ValueError(f"reach: expected seconds, 0 or more, got {reach_s}; 0 keeps the newest alone")
+    return MemoryPlan(shard_bytes, replicas, kept, spaced_of(reach_s), 1, int(persists))
+
+
+def check_fits(plan: MemoryPlan, free_bytes: int) -> None:
+    """Raise DoesNotFit if the free memory does not suffice."""
+    if plan.total_bytes > free_bytes:
+        raise DoesNotFit(
+            f"{plan}, but {reported(free_bytes)} are free: keep fewer checkpoints, hold fewer copies,"
+            " or spread the job's state over more nodes"
+        )
+
 
 MARGIN_BYTES = 1 << 26  # left free for the host's other processes
 
@@ -77,7 +200,7 @@ def free(folder: Path) -> tuple[int, str]:
     """Return how many bytes may still be reserved, and what limits it: filesystem, host, or cgroup."""
     space = os.statvfs(folder)
     found = [(space.f_bavail * space.f_frsize, str(folder)), (_available_bytes(), "the host's memory")]
-    allowed_bytes = cgroup_memory.left_bytes()
+    allowed_bytes = left_bytes()
     if allowed_bytes is not None:
         found.append((allowed_bytes, "the store's control group"))
     return min(found)

@@ -6,13 +6,133 @@ never be whole.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import InitVar, dataclass, field
 from statistics import median_low
 
-from eagle_eye.checkpoint.capture_interval import CaptureInterval
-from eagle_eye.checkpoint.kept_steps import kept_of
-from eagle_eye.checkpoint.messages import Agreed, CopyInfo
+from eagle_eye.checkpoint.messages import Agreed, CopyInfo, KeptStep
+from eagle_eye.checkpoint.shared_memory import SPACED
+from eagle_eye.schema.memory_steps import has_all_ranks
+
+# Chooses how often ranks capture a step, alike on all, by how many recent captures became whole.
+#
+# A step is whole only where every rank has captured it. Where copies take longer than a step, a rank without a free
+# slot skips one, and ranks may skip different steps, so that none ever becomes whole. Fewer captures, made by all
+# ranks, become whole more often.
+LOOK_BACK = 8
+SHRINK_AFTER = 32  # captures that all became whole
+SETTLING = 4  # captures that were in progress when the interval changed
+HEARD_WITHIN = 4  # missed steps, within which every rank has reported whether it missed the one before them
+EVERY_MAX = 256
+
+
+@dataclass
+class CaptureInterval:
+    """A rank makes the last of each ``every`` captures. Doubles when fewer than half of them become whole.
+
+    Steps that all ranks skip do not count as lost: they capture the next one together. Nor do steps while a rank's
+    store is unavailable. It is a power of two: captures due at the longer of two intervals are also due at the shorter
+    one, so ranks that switch at different steps still share some.
+    """
+
+    ranks: frozenset[int]
+    every: int = 1
+    _unsettled: int = 0
+    _judged_step: int = -1
+    _missed_by: dict[int, set[int]] = field(default_factory=dict)
+    _heard: dict[int, int] = field(default_factory=dict)
+    _outcomes: deque[bool] = field(default_factory=lambda: deque(maxlen=SHRINK_AFTER))
+
+    def heard(self, rank: int, step: int) -> None:
+        """Record that a rank's store has reported on a step."""
+        self._heard[rank] = max(step, self._heard.get(rank, -1))
+
+    def whole(self) -> None:
+        """Record that a captured step has become whole."""
+        self._came_out(whole=True)
+
+    def missed(self, step: int, rank: int | None) -> None:
+        """Record that a step will not become whole: the rank has not captured it, or an unknown one (None)."""
+        if rank is not None:
+            self.heard(rank, step)
+        if step <= self._judged_step:
+            return
+        self._missed_by.setdefault(step, set()).update(() if rank is None else (rank,))
+        if len(self._missed_by) > HEARD_WITHIN:
+            judged = self._judged_step = min(self._missed_by)
+            missed_by_all = self._missed_by.pop(judged) >= self.ranks
+            if not missed_by_all and all(self._heard.get(one, -1) >= judged for one in self.ranks):
+                self._came_out(whole=False)
+
+    def _came_out(self, *, whole: bool) -> None:
+        if self._unsettled:
+            self._unsettled -= 1
+            return
+        self._outcomes.append(whole)
+        recent = list(self._outcomes)[-LOOK_BACK:]
+        if len(recent) == LOOK_BACK and 2 * sum(recent) < LOOK_BACK and self.every < EVERY_MAX:
+            self._change(2 * self.every)
+        elif len(self._outcomes) == SHRINK_AFTER and all(self._outcomes) and self.every > 1:
+            self._change(self.every // 2)
+
+    def _change(self, every: int) -> None:
+        self.every, self._unsettled = every, SETTLING
+        self._outcomes.clear()
+
+
+# Chooses which whole steps to keep: the newest, and some older ones.
+#
+# Most faults are detected at once, so the newest step is good to resume from. A diverging loss or silent corruption is
+# detected after minutes: by then every step since the onset may be damaged.
+def kept_of(whole: Iterable[int], captured_s: Mapping[int, float], keep: int, reach_s: float) -> set[int]:
+    """Return those of the whole steps that are kept: the ``keep`` newest, and with a ``reach_s`` at most two more.
+
+    These are the newest step that is ``reach_s`` older than the newest of all, and the one after it, which will take
+    its place. That was among the newest when the other one had just become old enough: so what reaches back is less
+    than twice ``reach_s`` old, where two newest are kept and training did not pause for longer.
+    A step without a time in ``captured_s`` is none of the two.
+    """
+    steps = sorted(whole)
+    dated = [step for step in steps if step in captured_s]
+    newest = set(steps[-keep:])
+    if reach_s <= 0 or not dated:
+        return newest
+    until_s = captured_s[dated[-1]] - reach_s
+    reaching = max((place for place, step in enumerate(dated) if captured_s[step] <= until_s), default=0)
+    return newest | set(dated[reaching : reaching + SPACED])
+
+
+def kept_from_before(
+    plan: str,
+    copies: Iterable[CopyInfo],
+    known: Collection[int],
+    resumed: tuple[int, int],
+    reach_s: float,
+) -> tuple[KeptStep, ...]:
+    """Return what an attempt of this plan keeps of earlier ones, oldest first: the resumed step and what reaches back.
+
+    ``copies`` are those of all nodes, ``resumed`` is the step with the attempt that captured it. Of the steps before,
+    those count that stores of the last attempt keep (``known``): a node that was away may hold some of a course of
+    training that nobody went on with.
+    """
+    last, attempt = resumed
+    attempt_of = {last: attempt}
+    ranks_s: dict[tuple[int, int], dict[int, float]] = {}
+    for copy in copies:
+        if copy.plan != plan or copy.step > last or (copy.step < last and copy.step not in known):
+            continue
+        if copy.step < last:
+            attempt_of[copy.step] = max(copy.attempt, attempt_of.get(copy.step, copy.attempt))
+        ranks_s.setdefault((copy.step, copy.attempt), {})[copy.rank] = copy.captured_s
+    captured_s = {
+        step: median_low(ranks_s[step, attempt].values())
+        for step, attempt in attempt_of.items()
+        if has_all_ranks(plan, ranks_s.get((step, attempt), ()))
+    }
+    kept = sorted(kept_of(captured_s, captured_s, 1, reach_s))
+    return tuple(KeptStep(step, attempt_of[step], captured_s[step]) for step in kept)
+
 
 VOID_SAID_MAX = 64  # far more than a store holds copies of
 

@@ -8,16 +8,15 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from eagle_eye.orchestrators import cloudevent
-from eagle_eye.orchestrators.acceptance import of_a_former_leader, refusal
+from eagle_eye.orchestrators.cloudevent import unix_seconds
 from eagle_eye.orchestrators.errors import CannotCarryOutError, LowerEpochError
 from eagle_eye.orchestrators.ledger import ActionState, Ledger
-from eagle_eye.orchestrators.protocol import JobState
-from eagle_eye.orchestrators.resumption import STEPS
+from eagle_eye.orchestrators.protocol import Cause, Exclusion, JobState, Restart
 from eagle_eye.schema.action import (
     ACTION_EXPIRED,
     ACTION_REQUESTED,
@@ -25,7 +24,144 @@ from eagle_eye.schema.action import (
     NODE_READMITTED,
     ActionRequest,
     ReportState,
+    RestartScope,
 )
+from eagle_eye.schema.memory_steps import MEMORY_PREFIX
+
+
+def of_a_former_leader(epoch: int, highest: int) -> str | None:
+    """Return why an event of this epoch is refused where the highest was seen; None where it is taken."""
+    if epoch == 0 or epoch >= highest:
+        return None
+    return (
+        f"epoch {epoch} is lower than {highest}, which was seen: it is from a server that leads no more, or from a"
+        " database that was restored, whose server raises its epoch now (docs/how-to/two-servers.md)"
+    )
+
+
+def refusal(action: ActionRequest, job: JobState | None, now_s: float) -> str | None:
+    """Return why the action is refused, as text for its report; None where it may be carried out."""
+    if now_s >= unix_seconds(action.expires, "expires"):
+        return f"expired at {action.expires}"
+    if job is None:
+        return f"job {action.job!r} is not run here"
+    if action.attempt < job.attempt:
+        return f"asked for attempt {action.attempt}; the job is at attempt {job.attempt} already"
+    unknown = sorted(set(action.exclude) - job.nodes)
+    if unknown:
+        return f"unknown nodes: {', '.join(repr(name[:64]) for name in unknown[:8])}"
+    runs_on = {rank.node for rank in action.ranks}
+    if job.nodes and runs_on and runs_on.isdisjoint(job.nodes):
+        return f"job {action.job!r} runs on other nodes here: it is not the one that is meant"
+    if action.kind in ("exclude_node", "drain_node") and not action.exclude:
+        return f"{action.kind} names no node"
+    return None
+
+
+# After these faults, checkpoints may contain the damage itself.
+FAULTS_THAT_SPOIL_CHECKPOINTS = frozenset({"loss_not_finite", "loss_divergence", "silent_data_corruption"})
+
+Verb = Exclusion | Restart
+
+
+def verbs(action: ActionRequest, tell: Callable[[str], None] = lambda _: None) -> tuple[Verb, ...]:
+    """Return the verbs in order; empty for a notice, and for a checkpoint, which cannot be made."""
+    cause = Cause(
+        incident_id=action.incident_id,
+        action_id=action.action_id,
+        fault=action.fault,
+        summary=action.summary,
+        repair=action.repair,
+        detected_s=unix_seconds(action.detected, "detected"),
+        expires_s=unix_seconds(action.expires, "expires"),
+        tell=tell,
+    )
+    nodes = tuple(action.exclude)
+    since_s = distrust_since_s(action) if restarts(action) else None
+    asked: list[Verb] = []
+    if action.kind in ("exclude_node", "drain_node"):
+        asked.append(Exclusion(action.job, action.attempt, nodes, restarts(action), cause, since_s))
+    if restarts(action):
+        scope: RestartScope = action.restart_scope or "job"
+        asked.append(Restart(action.attempt, since_s, cause, nodes, action.job, resume_from(action), scope))
+    return tuple(asked)
+
+
+def restarts(action: ActionRequest) -> bool:
+    """Whether the job is to be restarted; where another system does that, nodes are only excluded."""
+    return action.kind == "restart_job" or (action.kind == "exclude_node" and action.restart)
+
+
+def resume_from(action: ActionRequest) -> str:
+    """Return what the next attempt must resume from: the newest trusted step, where later ones are not.
+
+    Otherwise "": the attempt finds the newest step itself, and the job may have progressed since the action was made.
+    """
+    if action.resume_from is None or distrust_since_s(action) is None:
+        return ""
+    return f"{MEMORY_PREFIX}{action.resume_from.step}"  # or the newest older one, in memory or on storage
+
+
+def distrust_since_s(action: ActionRequest) -> float | None:
+    """Return the Unix time from which on checkpoints are not trusted; None where they all are."""
+    if action.fault not in FAULTS_THAT_SPOIL_CHECKPOINTS:
+        return None
+    return unix_seconds(action.onset, "onset")
+
+
+INTERRUPTED = "the subscriber ended while it carried this out"
+
+# Progress of an action; states of the ledger.
+STEPS: tuple[ActionState, ...] = ("begun", "excluded", "restarting")
+
+
+@dataclass(frozen=True)
+class Remainder:
+    """What is left to do, or how the action ended, in ``report`` and ``detail``."""
+
+    todo: Literal["everything", "restart", "nothing"]
+    report: Literal["running", "done", "failed"] = "running"
+    detail: str = "resumed after an interruption"
+
+
+def remainder(action: ActionRequest, step: ActionState, job: JobState | None, now_s: float) -> Remainder:
+    """Return what is left of an action that had come as far as ``step``, given the job as it is now.
+
+    A started exclusion is finished only where the action could still be accepted: the same attempt, in time. A started
+    restart is always finished, since the job may have been stopped for it, except where the job still runs unchanged
+    and the action has expired.
+    """
+    if job is None:
+        return _failed(f"job {action.job!r} is not run here any more")
+    over = job.attempt > action.attempt
+    late = now_s >= unix_seconds(action.expires, "expires")
+    out = ", ".join(action.exclude)
+    if step == "restarting":
+        if not over and late and job.running:
+            return _failed(f"the job still runs as attempt {job.attempt}, and the action expired at {action.expires}")
+        return Remainder("restart")
+    if step == "excluded":
+        if not restarts(action):
+            return Remainder("nothing", "done", f"{out} excluded before the subscriber was interrupted")
+        if over:
+            return Remainder("nothing", "done", f"{out} excluded; somebody else restarted the job meanwhile")
+        if late:
+            return _failed(f"{out} excluded; the job was not restarted: the action expired at {action.expires}")
+        return Remainder("restart")
+    if over:
+        return _failed(f"somebody else restarted the job meanwhile (attempt {job.attempt}){_look(out)}")
+    if late:
+        return _failed(f"the action expired at {action.expires}{_look(out)}")
+    return Remainder("everything")
+
+
+def _failed(why: str) -> Remainder:
+    return Remainder("nothing", "failed", f"{INTERRUPTED}; {why}")
+
+
+def _look(out: str) -> str:
+    return f"; {out} may have been excluded or not" if out else ""
+
 
 log = logging.getLogger(__name__)
 

@@ -2,27 +2,147 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
 import time
 from collections.abc import Callable, Hashable
 from functools import partial
-from typing import TypeVar
+from typing import Generic, TypeVar
 
-from eagle_eye.orchestrators.acceptance import refusal
 from eagle_eye.orchestrators.claims import StoppingError
 from eagle_eye.orchestrators.cloudevent import unix_seconds
-from eagle_eye.orchestrators.dry_run import would
 from eagle_eye.orchestrators.errors import CannotCarryOutError
-from eagle_eye.orchestrators.intake import Readmission, ReportTo, Resumption, Work
-from eagle_eye.orchestrators.lanes import Lanes
+from eagle_eye.orchestrators.intake import (
+    INTERRUPTED,
+    Readmission,
+    ReportTo,
+    Resumption,
+    Verb,
+    Work,
+    refusal,
+    remainder,
+    verbs,
+)
 from eagle_eye.orchestrators.ledger import ActionState, Ledger
-from eagle_eye.orchestrators.protocol import Checkpoints, Exclusion, JobState, Orchestrator
-from eagle_eye.orchestrators.resumption import INTERRUPTED, remainder
-from eagle_eye.orchestrators.verbs import verbs
+from eagle_eye.orchestrators.protocol import Checkpoints, Exclusion, JobState, Orchestrator, Previews
 from eagle_eye.schema.action import ActionRequest
 from eagle_eye.schema.backoff import Backoff
+
+
+def would(orchestrator: Orchestrator, action: ActionRequest) -> str:
+    """Return the report of a dry run, which begins with "dry run:"."""
+    if action.kind == "checkpoint_now" and isinstance(orchestrator, Checkpoints):
+        return "dry run: would wait for a step that is kept whole"
+    if action.kind == "checkpoint_now":
+        return f"dry run: would fail: {orchestrator.name} cannot make the job write a checkpoint"
+    asked = verbs(action)
+    if not asked:
+        return "dry run: would note it and change nothing"
+    try:
+        return "dry run: would " + "; then ".join(_in_words(orchestrator, action.job, verb) for verb in asked)
+    except CannotCarryOutError as error:
+        return f"dry run: would fail: {error}"
+
+
+def _in_words(orchestrator: Orchestrator, job: str, verb: Verb) -> str:
+    if isinstance(orchestrator, Previews):
+        return orchestrator.preview(verb)
+    if isinstance(verb, Exclusion):
+        return f"exclude {', '.join(verb.nodes)} from job {job}" + ("" if verb.now else " at its next restart")
+    without = f" without {', '.join(verb.without)}" if verb.without else ""
+    return f"restart job {job}, now at attempt {verb.over_attempt},{without}".rstrip(",")
+
+
+POLL_S = 0.05
+WAITING_MAX = 1_000
+
+WorkT = TypeVar("WorkT")
+
+
+class Lanes(Generic[WorkT]):
+    """Takes work from a queue, from ``start`` to ``stop``, and runs it on up to ``parallel`` threads.
+
+    ``keys`` returns what a piece of work concerns: it starts once all earlier work with a common key is finished.
+    """
+
+    def __init__(
+        self,
+        work: queue.Queue[WorkT],
+        do: Callable[[WorkT], None],
+        keys: Callable[[WorkT], frozenset[Hashable]],
+        parallel: int,
+    ) -> None:
+        self._work = work
+        self._do = do
+        self._keys = keys
+        self._parallel = parallel
+        self._waiting: list[WorkT] = []
+        self._running: dict[threading.Thread, frozenset[Hashable]] = {}
+        self.stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="subscriber", daemon=True)
+
+    @property
+    def waiting(self) -> int:
+        """How many pieces of work have not started."""
+        return len(self._waiting) + self._work.qsize()
+
+    @property
+    def running(self) -> int:
+        """How many pieces of work are running."""
+        return len(self._running)
+
+    @property
+    def alive(self) -> bool:
+        """Whether work is being accepted."""
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        """Start working."""
+        self._thread.start()
+
+    def stop(self, within_s: float) -> bool:
+        """Start no further work; return whether all running work ended within ``within_s``."""
+        until_s = time.monotonic() + within_s
+        self.stopping.set()
+        for thread in (self._thread, *list(self._running)):
+            if thread.is_alive():
+                thread.join(max(0.0, until_s - time.monotonic()))
+        return not any(thread.is_alive() for thread in list(self._running))
+
+    def _run(self) -> None:
+        while not self.stopping.is_set():
+            if len(self._waiting) < WAITING_MAX:
+                with contextlib.suppress(queue.Empty):
+                    self._waiting.append(self._work.get(timeout=POLL_S))
+            else:
+                self.stopping.wait(POLL_S)
+            self._begin()
+
+    def _begin(self) -> None:
+        self._running = {thread: keys for thread, keys in self._running.items() if thread.is_alive()}
+        taken = frozenset[Hashable]().union(*self._running.values())
+        still: list[WorkT] = []
+        for work in self._waiting:
+            keys = self._keys(work)
+            if keys & taken or len(self._running) >= self._parallel:
+                still.append(work)
+            else:
+                # Daemons: work that blocks forever must not keep the process alive; the ledger records its progress.
+                thread = threading.Thread(target=self._one, args=(work,), name="action", daemon=True)
+                self._running[thread] = keys
+                thread.start()
+            taken |= keys
+        self._waiting = still
+
+    def _one(self, work: WorkT) -> None:
+        try:
+            self._do(work)
+        except Exception:
+            # Writing the ledger failed. The lanes must survive for the next piece of work.
+            log.exception("work was not done")
+
 
 log = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.orchestrators.kubernetes.eviction import bystanders, named, progress, victims
 from eagle_eye.orchestrators.kubernetes.objects import Pod
+from eagle_eye.orchestrators.kubernetes.orchestrator import bystanders, named, progress, victims
 from tests.orchestrators.kubernetes.builders import NOW_S, pod
 
 

@@ -12,12 +12,11 @@ import yaml
 
 from eagle_eye.orchestrators.errors import CannotCarryOutError, OrchestratorError
 from eagle_eye.orchestrators.kubernetes import options
-from eagle_eye.orchestrators.kubernetes.api import Conflict, Eviction
-from eagle_eye.orchestrators.kubernetes.objects import Pod
-from eagle_eye.orchestrators.kubernetes.orchestrator import KubernetesOrchestrator, Settings
-from eagle_eye.orchestrators.kubernetes.workloads import (
+from eagle_eye.orchestrators.kubernetes.api import (
     KINDS,
     LAYOUT,
+    Conflict,
+    Eviction,
     Ref,
     ScaleChange,
     gpus_of,
@@ -25,6 +24,8 @@ from eagle_eye.orchestrators.kubernetes.workloads import (
     read,
     resized,
 )
+from eagle_eye.orchestrators.kubernetes.objects import Pod
+from eagle_eye.orchestrators.kubernetes.orchestrator import KubernetesOrchestrator, Settings
 from eagle_eye.orchestrators.protocol import Exclusion, Restart
 from eagle_eye.planning.plan import Plan
 from eagle_eye.planning.rank_layout import LAYOUT_VARIABLE, variable

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.orchestrators.kubernetes import marks
+from eagle_eye.orchestrators.kubernetes import objects
 from eagle_eye.orchestrators.kubernetes.objects import ClusterNode
 from tests.orchestrators.kubernetes.builders import Cluster, cause, node
 
@@ -21,21 +21,23 @@ def marked(before: ClusterNode | None = None, **changes: Any) -> ClusterNode:
     cluster = Cluster(nodes=("n1",))
     if before is not None:
         cluster.nodes["n1"] = msgspec.to_builtins(before)
-    cluster.mark("n1", marks.marking(cluster.node("n1") or node(), cause(), "eagle-eye", "NoSchedule", SINCE))
+    cluster.mark("n1", objects.marking(cluster.node("n1") or node(), cause(), "eagle-eye", "NoSchedule", SINCE))
     cluster.nodes["n1"]["spec"].update(changes)
     return cluster.node("n1") or node()
 
 
 def whose(one: ClusterNode, owner: str = "eagle-eye") -> str:
-    return marks.whose(one, owner).state
+    return objects.whose(one, owner).state
 
 
 def test_a_node_that_we_marked_is_ours_and_says_who_did_it_and_why() -> None:
     one = marked()
-    ours = marks.whose(one, "eagle-eye").ours
+    ours = objects.whose(one, "eagle-eye").ours
     assert one.spec.unschedulable
     assert whose(one) == "ours"
-    assert ours == marks.ExclusionMark("eagle-eye", "inc-1", "act-1", "gpu_lost: XID 79 on GPU 3", SINCE, "NoSchedule")
+    assert ours == objects.ExclusionMark(
+        "eagle-eye", "inc-1", "act-1", "gpu_lost: XID 79 on GPU 3", SINCE, "NoSchedule"
+    )
 
 
 def test_the_keys_of_our_marks_are_those_that_the_server_takes_for_ours() -> None:
@@ -56,7 +58,7 @@ def test_a_cordon_without_our_marks_is_somebody_elses() -> None:
 def test_a_cordon_that_was_lifted_and_put_on_anew_is_no_longer_ours() -> None:
     again = msgspec.to_builtins(marked())
     again["metadata"]["managedFields"] = [{"manager": "kubectl", "fieldsV1": {"f:spec": {"f:unschedulable": {}}}}]
-    found = marks.whose(msgspec.convert(again, ClusterNode), "eagle-eye")
+    found = objects.whose(msgspec.convert(again, ClusterNode), "eagle-eye")
     assert (found.state, found.why) == ("theirs", "cordoned anew by 'kubectl'")
 
 
@@ -78,8 +80,8 @@ def test_another_eagle_eyes_exclusion_is_not_ours() -> None:
     [
         [],
         None,
-        [{"key": marks.TAINT, "value": "gpu_lost", "effect": "NoExecute"}],
-        [{"key": marks.TAINT, "value": "maintenance", "effect": "NoSchedule"}],
+        [{"key": objects.TAINT, "value": "gpu_lost", "effect": "NoExecute"}],
+        [{"key": objects.TAINT, "value": "maintenance", "effect": "NoSchedule"}],
     ],
 )
 def test_a_changed_taint_says_that_somebody_has_taken_over(taints: Any) -> None:
@@ -88,7 +90,7 @@ def test_a_changed_taint_says_that_somebody_has_taken_over(taints: Any) -> None:
 
 @pytest.mark.parametrize("text", ["", "{}", "mine now", "[1]", '{"owner": 1}'])
 def test_a_changed_annotation_says_that_somebody_has_taken_over(text: str) -> None:
-    assert whose(node(unschedulable=True, annotations={marks.ANNOTATION: text})) == "taken"
+    assert whose(node(unschedulable=True, annotations={objects.ANNOTATION: text})) == "taken"
 
 
 def test_a_taken_off_annotation_makes_the_cordon_theirs() -> None:
@@ -104,22 +106,22 @@ def test_a_lifted_cordon_is_seen_although_the_other_marks_are_there() -> None:
 def test_taints_of_others_come_through_marking_and_unmarking() -> None:
     unreachable = {"key": "node.kubernetes.io/unreachable", "effect": "NoExecute", "timeAdded": SINCE}
     one = marked(node(taints=[unreachable]))
-    assert [taint.key for taint in one.spec.taints or ()] == ["node.kubernetes.io/unreachable", marks.TAINT]
-    assert marks.unmarking(one, uncordon=True)["spec"] == {"taints": [unreachable], "unschedulable": None}
+    assert [taint.key for taint in one.spec.taints or ()] == ["node.kubernetes.io/unreachable", objects.TAINT]
+    assert objects.unmarking(one, uncordon=True)["spec"] == {"taints": [unreachable], "unschedulable": None}
 
 
 def test_a_patch_holds_only_for_the_node_as_it_was_read() -> None:
-    patches = (marks.marking(node(), cause(), "o", "NoSchedule", SINCE), marks.unmarking(node(), uncordon=False))
+    patches = (objects.marking(node(), cause(), "o", "NoSchedule", SINCE), objects.unmarking(node(), uncordon=False))
     assert [patch["metadata"]["resourceVersion"] for patch in patches] == ["7", "7"]
 
 
 def test_a_cordon_stays_where_only_our_marks_go() -> None:
-    assert marks.unmarking(marked(), uncordon=False)["spec"] == {"taints": None}
+    assert objects.unmarking(marked(), uncordon=False)["spec"] == {"taints": None}
 
 
 @given(st.text(max_size=200))
 def test_any_fault_gives_a_taint_and_a_condition_that_kubernetes_accepts(text: str) -> None:
-    value, reason = marks.taint_value(text), marks.camel(text)
+    value, reason = objects.taint_value(text), objects.camel(text)
     assert 1 <= len(value) <= 63
     assert value[0].isalnum()
     assert value[-1].isalnum()
@@ -131,6 +133,6 @@ def test_any_fault_gives_a_taint_and_a_condition_that_kubernetes_accepts(text: s
 @given(st.text(max_size=300), st.text(max_size=40))
 def test_what_was_marked_is_ours_whatever_the_fault_says(summary: str, fault: str) -> None:
     cluster = Cluster(nodes=("n1",))
-    patch = marks.marking(node(), cause(summary=summary, fault=fault), "eagle-eye", "NoSchedule", SINCE)
+    patch = objects.marking(node(), cause(summary=summary, fault=fault), "eagle-eye", "NoSchedule", SINCE)
     cluster.mark("n1", patch)
     assert whose(cluster.node("n1") or node()) == "ours"

@@ -14,7 +14,7 @@ import pytest
 
 from eagle_eye.orchestrators.errors import OrchestratorError
 from eagle_eye.orchestrators.kubernetes import options
-from eagle_eye.orchestrators.kubernetes.jobs import JOB_LABELS
+from eagle_eye.orchestrators.kubernetes.objects import JOB_LABELS
 from eagle_eye.orchestrators.kubernetes.orchestrator import KubernetesOrchestrator
 
 

@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from eagle_eye.orchestrators.slurm.answers import SlurmJob, SlurmNode
-from eagle_eye.orchestrators.slurm.cluster import Cluster
-from eagle_eye.orchestrators.slurm.commands import Commands
-from eagle_eye.orchestrators.slurm.errors import SlurmError, SlurmRefusedError
+from eagle_eye.orchestrators.slurm.answers import SlurmError, SlurmJob, SlurmNode, SlurmRefusedError
+from eagle_eye.orchestrators.slurm.cluster import Cluster, Commands
 
 
 class Played(Cluster):

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from eagle_eye.orchestrators.slurm.answers import (
     JOB_FIELDS,
+    SlurmError,
     jobs_of_json,
     jobs_of_text,
     nodes_of_text,
 )
-from eagle_eye.orchestrators.slurm.errors import SlurmError
 
 RUNNING = "17|17|N/A|N/A|RUNNING|2|1|1|2|n[1-2]||all|ann|4294901759|N/A|None|"
 JSON = """{"jobs": [{"job_id": 17, "array_job_id": {"set": true, "number": 0},

@@ -21,8 +21,7 @@ import pytest
 
 from eagle_eye.checkpoint.store_client import answers, end_store
 from eagle_eye.orchestrators.protocol import Restart
-from eagle_eye.orchestrators.slurm.cluster import Cluster
-from eagle_eye.orchestrators.slurm.commands import Commands, environment
+from eagle_eye.orchestrators.slurm.cluster import Cluster, Commands, environment
 from eagle_eye.orchestrators.slurm.orchestrator import SlurmOrchestrator
 from eagle_eye.orchestrators.slurm.restarting import RestartTimeouts
 from tests.docs.pages import blocks

@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from eagle_eye.orchestrators.slurm import commands
-from eagle_eye.orchestrators.slurm.answers import SlurmNode
-from eagle_eye.orchestrators.slurm.cluster import Cluster
-from eagle_eye.orchestrators.slurm.commands import Commands, environment
-from eagle_eye.orchestrators.slurm.errors import SlurmError, SlurmRefusedError
+from eagle_eye.orchestrators.slurm import cluster
+from eagle_eye.orchestrators.slurm.answers import SlurmError, SlurmNode, SlurmRefusedError
+from eagle_eye.orchestrators.slurm.cluster import Cluster, Commands, environment
 
 ENVIRON = {"PATH": "/usr/bin:/bin", "SQUEUE_FORMAT": "%i", "SBATCH_PARTITION": "x", "SECRET": "x"}
 
@@ -60,7 +58,7 @@ def test_what_slurm_refuses_is_said_in_its_words(tmp_path: Path, script: str, wo
 def test_a_command_that_hangs_is_ended_with_all_that_it_started(
     tmp_path: Path, script: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commands, "END_S", 0.2)
+    monkeypatch.setattr(cluster, "END_S", 0.2)
     began_s = time.monotonic()
     with pytest.raises(SlurmError, match=r"no answer within 0.3 s \(--command-timeout\)"):
         played(tmp_path, 0.3, squeue=script).run("squeue")
@@ -68,7 +66,7 @@ def test_a_command_that_hangs_is_ended_with_all_that_it_started(
 
 
 def test_output_without_end_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commands, "OUTPUT_BYTES_MAX", 100_000)
+    monkeypatch.setattr(cluster, "OUTPUT_BYTES_MAX", 100_000)
     with pytest.raises(SlurmError, match="more than 100000 bytes"):
         played(tmp_path, squeue="yes").run("squeue")
 

@@ -18,10 +18,10 @@ from eagle_eye.orchestrators.slurm.decisions import (
     foreign,
     hold_for_room,
     phase_of,
+    reason_of,
     refusal_for_room,
     way_of,
 )
-from eagle_eye.orchestrators.slurm.reasons import reason_of
 
 JOB = SlurmJob(
     id=17, array_id=0, task=-1, het_id=0, words=("RUNNING",), restarts=0, requeues=True, batch=True, nodes_wanted=2,

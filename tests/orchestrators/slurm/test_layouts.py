@@ -11,8 +11,7 @@ import pytest
 
 from eagle_eye.orchestrators.errors import CannotCarryOutError, OrchestratorError
 from eagle_eye.orchestrators.fallback_layouts import add_layouts, read_layouts
-from eagle_eye.orchestrators.slurm.cluster import Cluster, scale
-from eagle_eye.orchestrators.slurm.commands import Commands
+from eagle_eye.orchestrators.slurm.cluster import Cluster, Commands, scale
 from eagle_eye.orchestrators.slurm.orchestrator import SlurmOrchestrator
 from eagle_eye.orchestrators.slurm.restarting import RestartTimeouts
 from eagle_eye.planning.plan import Plan

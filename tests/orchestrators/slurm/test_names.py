@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from eagle_eye.orchestrators.errors import RejectedError, ServerUnreachableError
-from eagle_eye.orchestrators.slurm.errors import SlurmError
-from eagle_eye.orchestrators.slurm.names import KEPT_S, JobNames
+from eagle_eye.orchestrators.slurm.answers import KEPT_S, JobNames, SlurmError
 from tests.orchestrators.slurm.builders import Server
 
 

@@ -18,10 +18,9 @@ import msgspec
 import pytest
 
 from eagle_eye.orchestrators.errors import CannotCarryOutError
-from eagle_eye.orchestrators.slurm.cluster import Cluster
-from eagle_eye.orchestrators.slurm.commands import Commands, environment
+from eagle_eye.orchestrators.slurm.cluster import Cluster, Commands, environment
+from eagle_eye.orchestrators.slurm.decisions import drain_of
 from eagle_eye.orchestrators.slurm.orchestrator import SlurmOrchestrator
-from eagle_eye.orchestrators.slurm.reasons import drain_of
 from eagle_eye.orchestrators.slurm.restarting import RestartTimeouts
 from eagle_eye.planning.plan import Plan
 from eagle_eye.planning.rank_layout import variable
@@ -150,19 +149,18 @@ def test_a_process_killed_on_the_way_leaves_nothing_that_the_next_one_cannot_fin
     script.write_text(f"""
 import os, signal, sys
 from pathlib import Path
-from eagle_eye.orchestrators.slurm import commands
 from eagle_eye.orchestrators.slurm.cluster import Cluster
 from tests.orchestrators.slurm.builders import orchestrator, restart
-run = commands.Commands.run
+run = cluster.Commands.run
 def until_killed(self, *words, **more):
     if words[1:2] == ({when!r},):
         if {when!r} == "requeuehold":
             run(self, *words, **more)
         os.kill(os.getpid(), signal.SIGKILL)
     return run(self, *words, **more)
-commands.Commands.run = until_killed
+cluster.Commands.run = until_killed
 ours = orchestrator(
-    Cluster(commands.Commands(environ=commands.environment(os.environ, {str(slurm.conf)!r}))), Path({str(tmp_path)!r})
+    Cluster(cluster.Commands(environ=cluster.environment(os.environ, {str(slurm.conf)!r}))), Path({str(tmp_path)!r})
 )
 ours.restart({job!r}, restart("n1"))
 """)

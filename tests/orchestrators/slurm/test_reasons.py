@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from eagle_eye.detectors.faults import FAULTS
 from eagle_eye.orchestrators.protocol import Cause
-from eagle_eye.orchestrators.slurm.decisions import SLOWNESS
-from eagle_eye.orchestrators.slurm.reasons import REASON_CHARS_MAX, USER_FAULTS, drain_of, reason_of
+from eagle_eye.orchestrators.slurm.decisions import REASON_CHARS_MAX, SLOWNESS, USER_FAULTS, drain_of, reason_of
 
 CAUSE = Cause("inc-7", "act-9", "gpu_lost", "n3: XID 79 on GPU 3", "replace")
 

@@ -30,7 +30,7 @@ from eagle_eye.schema.driver_facts import (
     TASK_BLOCKED,
 )
 
-# Kernel log lines that report a failing host or device without a code, as one table of wordings. Pure.
+# Kernel log lines that report a failing host or device without a code, as one table of wordings.
 #
 # What they mean is the table of schema/driver_facts.py.
 #

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import msgspec
 
-# Parses NCCL RAS replies, JSON and text, into one record. Pure.
+# Parses NCCL RAS replies, JSON and text, into one record.
 #
 # Formats of NCCL 2.24 and later (src/ras/client_support.cc). Collective counts are the host's at enqueue time: ranks
 # normally differ by a few at any moment. The text format lists only anomalies.

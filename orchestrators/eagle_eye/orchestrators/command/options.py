@@ -7,8 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
-from eagle_eye.orchestrators.command.orchestrator import CommandOrchestrator, ProgramTimeouts
-from eagle_eye.orchestrators.command.program import Programs
+from eagle_eye.orchestrators.command.orchestrator import CommandOrchestrator, Programs, ProgramTimeouts
 from eagle_eye.orchestrators.errors import OrchestratorError
 from eagle_eye.orchestrators.option_values import seconds
 

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from eagle_eye.orchestrators.errors import OrchestratorError
 from eagle_eye.orchestrators.fallback_layouts import add_layouts, read_layouts
-from eagle_eye.orchestrators.kubernetes.jobs import ATTEMPT_LABELS, JOB_LABELS
+from eagle_eye.orchestrators.kubernetes.objects import ATTEMPT_LABELS, JOB_LABELS
 from eagle_eye.orchestrators.protocol import Orchestrator
 
 _LABEL = re.compile(r"([a-z0-9.-]+/)?[A-Za-z0-9][A-Za-z0-9_.-]*\Z")

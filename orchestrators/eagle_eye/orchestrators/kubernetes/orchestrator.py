@@ -8,38 +8,199 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
+import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from eagle_eye.orchestrators.errors import CannotCarryOutError
-from eagle_eye.orchestrators.fallback_layouts import no_spare, nodes_by_plan
-from eagle_eye.orchestrators.kubernetes import health_events, marks
-from eagle_eye.orchestrators.kubernetes.api import Api, Conflict
-from eagle_eye.orchestrators.kubernetes.eviction import (
-    Scope,
-    bystanders,
-    named,
-    places,
-    progress,
-    stale,
-    victims,
-)
-from eagle_eye.orchestrators.kubernetes.jobs import (
+from eagle_eye.orchestrators.fallback_layouts import misfit, no_spare, nodes_by_plan
+from eagle_eye.orchestrators.kubernetes import api, health_events, objects
+from eagle_eye.orchestrators.kubernetes.api import Api, Conflict, Ref, Workload
+from eagle_eye.orchestrators.kubernetes.objects import (
     ATTEMPT_LABELS,
     JOB_LABELS,
+    ClusterNode,
+    Pod,
     attempt_of,
+    began_s,
     found_by,
     members,
     pods_of,
     selectors,
 )
-from eagle_eye.orchestrators.kubernetes.objects import ClusterNode, Pod
-from eagle_eye.orchestrators.kubernetes.resizing import Resizing
-from eagle_eye.orchestrators.kubernetes.workloads import Workload
 from eagle_eye.orchestrators.protocol import Cause, Exclusion, JobState, Restart
 from eagle_eye.planning.plan import Plan
+from eagle_eye.planning.rank_layout import variable
+
+# Selects the pods to evict for a restart, and tracks the restart's progress.
+#
+# A restart evicts every pod of the job: ranks that wait for a lost one do not recover by themselves. Pods that started
+# after the fault was reported stay: they already belong to the next attempt. So a restart that is requested twice, or
+# was left half-done by a killed process, happens once. No pod of the job stays on an excluded node.
+# Kubernetes' times are whole seconds; no fault is reported within a second of a pod's start.
+TIME_RESOLUTION_S = 1.0
+NAMED_MAX = 8
+MIRROR = "kubernetes.io/config.mirror"
+
+Scope = Literal["job", "nodes"]
+
+
+class EvictionProgress(NamedTuple):
+    """A job's progress towards running again. ``waiting`` says what is missing, as text; "" where it runs again."""
+
+    done: bool
+    waiting: str
+    ended: bool = False
+
+
+def victims(pods: Iterable[Pod], without: Collection[str], detected_s: float | None, scope: Scope) -> list[Pod]:
+    """Return the pods to evict, those on excluded nodes first.
+
+    ``scope`` "nodes" evicts only those, if any: for jobs whose other ranks continue without them.
+    """
+    there = [pod for pod in pods if pod.live and pod.spec.node_name]
+    leaving = [pod for pod in there if pod.spec.node_name in without]
+    if scope == "nodes" and without:
+        return leaving
+    rest = [pod for pod in there if pod.spec.node_name not in without and not _began_after(pod, detected_s)]
+    return leaving + rest
+
+
+def progress(pods: Sequence[Pod], gone: Collection[str], without: Collection[str], expected: int) -> EvictionProgress:
+    """Return the job's progress: ``pods`` are its members now, ``gone`` the uids of those that were evicted.
+
+    It runs again when as many pods as before run, none of them evicted and none on an excluded node.
+    """
+    live = [pod for pod in pods if pod.live and pod.metadata.uid not in gone]
+    back = [pod for pod in live if pod.spec.node_name in without]
+    if back:
+        where = ", ".join(f"{pod.full_name} on {pod.spec.node_name}" for pod in back[:NAMED_MAX])
+        return EvictionProgress(
+            False, f"in spite of taint and cordon: {where}; look at the pod's tolerations and nodeName"
+        )
+    running = [pod for pod in live if pod.runs]
+    if len(live) >= expected > 0 and len(running) == len(live):
+        return EvictionProgress(True, "")
+    if pods and not live and all(pod.status.phase == "Succeeded" for pod in pods):
+        return EvictionProgress(True, "", ended=True)
+    missing = [f"{pod.full_name} waits{_why(pod)}" for pod in live if not pod.runs]
+    absent = expected - len(live)
+    if absent > 0:
+        leaving = [pod.full_name for pod in pods if pod.metadata.deletion_timestamp is not None]
+        text = f"{absent} of {expected} pods are not back"
+        if leaving:
+            text += f"; still ending: {named(leaving)}"
+        missing.insert(0, text)
+    return EvictionProgress(False, "; ".join(missing[:NAMED_MAX]))
+
+
+def stale(pods: Iterable[Pod], since_s: float) -> list[Pod]:
+    """Return the pods on nodes that started before the job was resized: they got the previous layout."""
+    return [pod for pod in pods if pod.live and pod.spec.node_name and began_s(pod) <= since_s]
+
+
+def places(pods: Iterable[Pod], gone: Collection[str], without: Collection[str]) -> int | None:
+    """Return how many of a job's pods have a node, once the scheduler finds none for the others; None: not yet.
+
+    Nodes do not count as full while evicted pods are still terminating there.
+    """
+    here = [pod for pod in pods if pod.spec.node_name not in without]
+    if any(pod.metadata.uid in gone for pod in here if pod.spec.node_name):
+        return None
+    live = [pod for pod in here if pod.live]
+    placed = [pod for pod in live if pod.spec.node_name]
+    return len(placed) if any(_has_no_place(pod) for pod in live) else None
+
+
+def _has_no_place(pod: Pod) -> bool:
+    said = pod.status.conditions or ()
+    return not pod.spec.node_name and any(one.type == "PodScheduled" and one.status == "False" for one in said)
+
+
+def bystanders(there: Iterable[Pod], job_uids: Collection[str]) -> list[str]:
+    """Return which other pods run on a node, except the job's and the node's own."""
+    return sorted(
+        pod.full_name
+        for pod in there
+        if pod.live
+        and pod.metadata.uid not in job_uids
+        and MIRROR not in (pod.metadata.annotations or {})
+        and not any(owner.kind in ("DaemonSet", "Node") for owner in pod.metadata.owner_references or ())
+    )
+
+
+def named(names: Sequence[str]) -> str:
+    """Return some of the names, and how many more there are."""
+    more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
+    return ", ".join(names[:NAMED_MAX]) + more
+
+
+def _began_after(pod: Pod, detected_s: float | None) -> bool:
+    return detected_s is not None and began_s(pod) > detected_s - TIME_RESOLUTION_S
+
+
+def _why(pod: Pod) -> str:
+    """Return the scheduler's reason for a pod that it cannot place."""
+    for condition in pod.status.conditions or ():
+        if condition.type == "PodScheduled" and condition.status == "False" and condition.message:
+            return f" for a node: {condition.message[:300]}"
+    return f" on {pod.spec.node_name}" if pod.spec.node_name else ""
+
+
+# Resizes jobs that follow a plan to the pods that find a node, and sets their layout. Uses the network, through Api.
+#
+# The layout is written to the site's ConfigMap before the size changes: containers read it as they start.
+@dataclass(frozen=True)
+class Resizing:
+    """Resizes the jobs of ``plans``; pods read their layout from ``config_map`` in the job's namespace."""
+
+    api: Api
+    plans: Mapping[str, Plan] = field(default_factory=dict)
+    config_map: str = ""
+
+    def workload(self, job: str, pods: Sequence[Pod]) -> Workload | None:
+        """Return the current controller of the job's pods; None where the job follows no plan.
+
+        Raises CannotCarryOutError where it cannot follow its plan.
+        """
+        plan = self.plans.get(job)
+        if plan is None or not pods:
+            return None
+        found = self._read(api.made_by(pods))
+        if why_not := misfit(plan, found.wanted, api.gpus_of(pods)):
+            raise CannotCarryOutError(why_not)
+        return found
+
+    def resize(self, job: str, before: Workload, pods: int, action: str, clock: Callable[[], float]) -> Workload:
+        """Set the job's number of pods and the layout for those that start from now on; return the result.
+
+        Raises CannotCarryOutError: its size is unchanged.
+        """
+        plan, space = self.plans[job], before.ref.namespace
+        if not self.api.tell(self.config_map, space, job, variable(plan, pods)):
+            raise CannotCarryOutError(f"there is no ConfigMap {self.config_map} in {space} to tell its pods of it")
+        try:
+            return self._change(before, pods, action, clock)
+        except CannotCarryOutError:
+            self.api.tell(self.config_map, space, job, variable(plan, before.pods))
+            raise
+
+    def _change(self, known: Workload, pods: int, action: str, clock: Callable[[], float]) -> Workload:
+        for _ in range(CONFLICTS_MAX):
+            change = api.ScaleChange(known.wanted, pods, math.ceil(clock()), action)
+            try:
+                self.api.change_workload(known.ref, api.resized(known, change))
+            except Conflict:
+                known = self._read(known.ref)
+            else:
+                return known._replace(pods=pods, change=change if pods != known.wanted else None)
+        raise CannotCarryOutError(f"{known.ref} was changed by others {CONFLICTS_MAX} times")
+
+    def _read(self, ref: Ref) -> Workload:
+        return api.read(ref, self.api.workload(ref))
+
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +224,7 @@ class Settings:
     job_labels: tuple[str, ...] = JOB_LABELS
     attempt_labels: tuple[str, ...] = ATTEMPT_LABELS
     owner: str = "eagle-eye"
-    taint_effect: marks.TaintEffect = "NoSchedule"
+    taint_effect: objects.TaintEffect = "NoSchedule"
     scope: Scope = "job"
     start_wait_s: float = 600.0
     evict_wait_s: float = 600.0
@@ -227,18 +388,18 @@ class KubernetesOrchestrator:
             node = self._api.node(name)
             if node is None:
                 return f"{name} is no node of the cluster any more"
-            whose = marks.whose(node, self._settings.owner)
+            whose = objects.whose(node, self._settings.owner)
             if whose.state in ("theirs", "taken"):
                 return f"{name} is out already, {whose.why}: left as it is"
             if whose.state == "ours" and whose.ours is not None:
                 said = f"{name} is cordoned already, for incident {whose.ours.incident}"
                 return said + (self._say(node, cause) if whose.ours.action == cause.action_id else "")
-            patch = marks.marking(node, cause, self._settings.owner, self._settings.taint_effect, self._now())
+            patch = objects.marking(node, cause, self._settings.owner, self._settings.taint_effect, self._now())
             try:
                 self._api.mark(name, patch)
             except Conflict:
                 continue
-            said = f"{name} is cordoned and tainted {marks.TAINT}={marks.taint_value(cause.reason)}"
+            said = f"{name} is cordoned and tainted {objects.TAINT}={objects.taint_value(cause.reason)}"
             return (
                 f"{said}:{self._settings.taint_effect}" + self._say(node, cause) + self._bystanders(name, request.job)
             )
@@ -248,19 +409,19 @@ class KubernetesOrchestrator:
         """Set the node's condition and notify the site's sink; returns what failed, for people."""
         name, message = node.metadata.name, f"{cause.reason} (incident {cause.incident_id})"
         failed = ""
-        if not marks.has_condition(node, "True", message):
+        if not objects.has_condition(node, "True", message):
             failed = self._set_condition(name, "True", cause.fault, message)
         if self._sink is not None:
             why = self._sink.send(health_events.event(name, "excluded", cause, self._sink.cluster, self._now()))
             failed += f" (health event not delivered: {why})" if why else ""
         return failed
 
-    def _set_condition(self, name: str, status: marks.ConditionStatus, reason: str, message: str) -> str:
+    def _set_condition(self, name: str, status: objects.ConditionStatus, reason: str, message: str) -> str:
         try:
-            self._api.set_condition(name, marks.condition(status, reason, message, self._now()))
+            self._api.set_condition(name, objects.condition(status, reason, message, self._now()))
         except (CannotCarryOutError, Conflict) as error:
             # The cordon is what counts; this is for people.
-            log.warning("condition %s of node %s: %s", marks.CONDITION, name, error)
+            log.warning("condition %s of node %s: %s", objects.CONDITION, name, error)
             return f" (its condition was not set: {error})"
         return ""
 
@@ -280,11 +441,11 @@ class KubernetesOrchestrator:
             node = self._api.node(name)
             if node is None:
                 return f"{name} is no node of the cluster"
-            whose = marks.whose(node, self._settings.owner)
+            whose = objects.whose(node, self._settings.owner)
             if whose.ours is None or whose.state == "taken":
                 return f"{name} is left as it is: {whose.why or 'not excluded by us'}"
             try:
-                self._api.mark(name, marks.unmarking(node, uncordon=whose.state == "ours"))
+                self._api.mark(name, objects.unmarking(node, uncordon=whose.state == "ours"))
             except Conflict:
                 continue
             failed = self._unsay(node)
@@ -295,7 +456,7 @@ class KubernetesOrchestrator:
 
     def _unsay(self, node: ClusterNode) -> str:
         name, failed = node.metadata.name, ""
-        if marks.shows_fault(node):
+        if objects.shows_fault(node):
             failed = self._set_condition(name, "False", "Readmitted", "readmitted")
         if self._sink is not None:
             why = self._sink.send(health_events.event(name, "readmitted", None, self._sink.cluster, self._now()))
@@ -306,9 +467,9 @@ class KubernetesOrchestrator:
         node = self._api.node(name)
         if node is None:
             return f"leave {name}, which is no node of the cluster"
-        whose = marks.whose(node, self._settings.owner)
+        whose = objects.whose(node, self._settings.owner)
         if whose.state in ("free", "uncordoned"):
-            return f"cordon {name} and taint it {marks.TAINT}:{self._settings.taint_effect}"
+            return f"cordon {name} and taint it {objects.TAINT}:{self._settings.taint_effect}"
         return f"leave {name} as it is: {whose.why or 'cordoned already'}"
 
     # Restart

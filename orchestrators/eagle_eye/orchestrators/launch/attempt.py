@@ -7,13 +7,98 @@ from dataclasses import replace
 
 from eagle_eye.orchestrators.launch import events as on
 from eagle_eye.orchestrators.launch import orders as to
-from eagle_eye.orchestrators.launch.blame import scripts_own
-from eagle_eye.orchestrators.launch.budget import pause_s, settle
-from eagle_eye.orchestrators.launch.failed_start import SETTLE_S, note_end
+from eagle_eye.orchestrators.launch.blame import Raised, cannot_connect, followed, scripts_own
 from eagle_eye.orchestrators.launch.gathering import abandon, end, gather, next_nodes
 from eagle_eye.orchestrators.launch.reachability import ask
 from eagle_eye.orchestrators.launch.state import NEVER_S, UP, Phase, Rules, State, Step, move
+from eagle_eye.schema.backoff import doubled_s
 from eagle_eye.schema.memory_steps import MEMORY_PREFIX
+
+# An attempt that ended before its first step because one node's ranks could not reach the others.
+#
+# If the ranks of exactly one node could not connect while those of every other node reached the rendezvous, the job
+# continues without that node, and the server is told which ranks block the first step. Otherwise the cause is unknown.
+MEMBERS_MIN = 3  # with two it is unknown which one cannot reach the other
+SETTLE_S = 2.0  # for others that could not connect either to report it
+
+
+def note_end(state: State, ended: on.RanksEnded, now: on.Moment) -> State:
+    """Record what the exit of a node's ranks says about the attempt's start."""
+    before = state.phase is Phase.DECIDING and bool(state.unreached)
+    if state.stepped or not (state.phase is Phase.VERIFYING or before) or len(state.members) < MEMBERS_MIN:
+        return state
+    if cannot_connect(ended.detail):
+        due_s = state.unreached_due_s if state.unreached else now.monotonic_s + SETTLE_S
+        ranks = tuple(sorted(rank for rank, _ in ended.exits))
+        return replace(state, unreached={**state.unreached, ended.node: ranks}, unreached_due_s=due_s)
+    if followed(ended.detail):
+        return replace(state, followed=state.followed | {ended.node})
+    return replace(state, ended_otherwise=True)
+
+
+def look_at_the_others(state: State) -> Step:
+    """Check whether the other nodes' ranks have reached the rendezvous."""
+    state = replace(state, unreached_due_s=NEVER_S, looking=True, sights=())
+    if state.phase is not Phase.DECIDING or not _alone(state):
+        return replace(state, looking=False), []
+    waiting = _others(state) - state.followed
+    if not waiting:
+        return _judged(state)
+    return state, [to.LookAtRanks(state.attempt, tuple(node for node in state.members if node in waiting))]
+
+
+def others_seen(state: State, sight: on.RanksSeen) -> Step:
+    """Record a node's ranks; once all nodes are known, name the one that did not reach them."""
+    if not state.looking or sight.attempt != state.attempt or sight.node not in _others(state):
+        return state, []
+    state = replace(state, sights=(*state.sights, sight))
+    return _judged(state) if {one.node for one in state.sights} | state.followed >= _others(state) else (state, [])
+
+
+def _others(state: State) -> frozenset[str]:
+    return frozenset(state.members) - state.unreached.keys()
+
+
+def _alone(state: State) -> bool:
+    gone = state.lost & frozenset(state.members)  # a lost node cannot be reached by any
+    return len(state.unreached) == 1 and any(state.unreached.values()) and not state.ended_otherwise and not gone
+
+
+def _judged(state: State) -> Step:
+    state = replace(state, looking=False)
+    come = all(sight.joined and not sight.absent and not sight.stopped for sight in state.sights)
+    if not (come and _alone(state)):
+        return state, []
+    (node, ranks), *_ = state.unreached.items()
+    before, nodes = state.stuck, frozenset({node})
+    state = replace(state, stuck=nodes, stuck_again=before & nodes)
+    if before and before != nodes:
+        return state, []  # consecutive starts that accuse different nodes accuse none
+    said = {"nodes": [node], "stopped": [], "absent": [], "cut_off": [], "unheard": [], "unreached": list(ranks)}
+    return state, [
+        to.TellServer("running", state.attempt, state.members, ranks),
+        to.Say("start_stuck", said),
+    ]
+
+
+BACKOFF_MAX_S = 300.0
+
+
+def pause_s(rules: Rules, restarts: int) -> float:
+    """Return the backoff before the next own restart: none, then doubling, at most 5 minutes."""
+    return 0.0 if restarts == 0 else doubled_s(rules.backoff_s, BACKOFF_MAX_S, restarts)
+
+
+def settle(rules: Rules, state: State, now: on.Moment) -> Step:
+    """Forget earlier restarts once the attempt has run long enough and, as far as visible, made progress."""
+    if state.phase not in UP or now.monotonic_s < state.up_since_s + rules.settled_after_s:
+        return state, []
+    state = replace(state, settled_due_s=NEVER_S)
+    if not state.restarts or (rules.checkpoints and not state.advanced):
+        return state, []
+    reported = to.Say("settled", {"restarts_forgotten": state.restarts})
+    return replace(state, restarts=0, raised_before=Raised()), [to.Persist(), reported]
+
 
 DONE_ALONE_S = 10.0  # after a rank's end with 0 the others of a job that is at its end have followed
 UNSEEN_S = 5.0  # ranks that exit this early may have done so before any agent saw them, so nobody reports why...

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import pickle
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
 
 from eagle_eye.orchestrators.errors import CannotCarryOutError
 from eagle_eye.orchestrators.launch import events as on
 from eagle_eye.orchestrators.launch import logs, messages
 from eagle_eye.orchestrators.launch import orders as to
 from eagle_eye.orchestrators.launch.attempt import KILLED_MAX
-from eagle_eye.orchestrators.launch.checkpoint_content import flaw
 from eagle_eye.orchestrators.launch.checkpoints import (
     Checkpoint,
     beginning,
@@ -26,17 +28,225 @@ from eagle_eye.orchestrators.launch.checkpoints import (
 )
 from eagle_eye.orchestrators.launch.gathering import pace_left_ratio
 from eagle_eye.orchestrators.launch.job import LaunchedJob, ObservedProgress, ServerLink
+from eagle_eye.orchestrators.launch.logs import Output
 from eagle_eye.orchestrators.launch.machine import step
-from eagle_eye.orchestrators.launch.output import Output
 from eagle_eye.orchestrators.launch.persisted_state import MemoryFile, resume
 from eagle_eye.orchestrators.launch.prepare import LAUNCH_VARIABLE
-from eagle_eye.orchestrators.launch.progress import ProgressReporter
 from eagle_eye.orchestrators.launch.runners import Runners
 from eagle_eye.orchestrators.launch.state import ENDED, Phase, Rules, due_s
 from eagle_eye.orchestrators.protocol import JobState
 from eagle_eye.planning.rank_layout import LAYOUT_VARIABLE, variable
 from eagle_eye.schema.action import JobUpdate, MemberRank, ReportedExit
-from eagle_eye.schema.memory_steps import MemoryStep
+from eagle_eye.schema.memory_steps import MemoryStep, whole_in_memory
+
+# Verifies a checkpoint against its own table of contents. Reads files; executes nothing named in them.
+#
+# torch.distributed.checkpoint writes ``.metadata``, a pickle with each tensor's file, offset and length. It is
+# unpickled without its classes, so that a forged one cannot execute anything.
+METADATA_BYTES_MAX = 512 << 20
+
+
+def flaw(folder: Path) -> str:
+    """Return what is wrong with the checkpoint, "" where nothing is, or its table is in an unknown format.
+
+    Each file in the table must exist, be readable, and have the length in the table.
+    """
+    try:
+        lengths = _lengths(folder / ".metadata")
+    except OSError as error:
+        return f".metadata: {error.strerror}"
+    except _UnknownTableError:
+        return ""
+    except Exception as error:  # noqa: BLE001 - whatever a pickle's bytes lead to
+        return f".metadata cannot be read: {type(error).__name__}"
+    for name, length in sorted(lengths.items()):
+        path = folder / name
+        try:
+            with path.open("rb") as file:
+                file.read(1)
+            size = path.stat().st_size
+        except OSError as error:
+            return f"{name}: {error.strerror}"
+        if size < length:
+            return f"{name} has {size} bytes, its table of contents names {length}"
+    return ""
+
+
+class _UnknownTableError(Exception):
+    """The file lists no files and lengths, or is too long."""
+
+
+def _lengths(path: Path) -> dict[str, int]:
+    if path.stat().st_size > METADATA_BYTES_MAX:
+        raise _UnknownTableError
+    with path.open("rb") as file:
+        table = _Reader(file).load()
+    lengths: dict[str, int] = {}
+    for name, end in _places(table):
+        lengths[name] = max(end, lengths.get(name, 0))
+    if not lengths:
+        raise _UnknownTableError
+    return lengths
+
+
+def _places(table: object) -> Iterator[tuple[str, int]]:
+    """Yield each item's file, relative to the checkpoint, and its end offset."""
+    stored = getattr(table, "storage_data", None)
+    if not isinstance(stored, dict):
+        raise _UnknownTableError
+    for place in stored.values():
+        name, offset, length = (getattr(place, key, None) for key in ("relative_path", "offset", "length"))
+        if not (isinstance(name, str) and isinstance(offset, int) and isinstance(length, int)):
+            continue
+        # A path that leads out of the checkpoint is ignored.
+        if not Path(name).is_absolute() and ".." not in Path(name).parts:
+            yield name, offset + length
+
+
+class _Reader(pickle.Unpickler):
+    """An unpickler that replaces every class with a plain container."""
+
+    def find_class(self, module: str, name: str) -> Any:  # noqa: ARG002 - the base's names
+        return _Container
+
+
+class _Container:
+    """Accepts any arguments and attributes of a pickle."""
+
+    def __new__(cls, *_: object, **__: object) -> Self:
+        return super().__new__(cls)
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def __setstate__(self, state: object) -> None:
+        """Take pickled attributes: a mapping, a pair with one for slots, or a class-specific state."""
+        for part in state if isinstance(state, tuple) else (state,):
+            if isinstance(part, dict):
+                self.__dict__.update(part)
+
+    def append(self, _: object) -> None:
+        """Take an item of a list."""
+
+    def extend(self, _: object) -> None:
+        """Take items of a list."""
+
+    def __setitem__(self, _: object, __: object) -> None:
+        """Take an item of a mapping."""
+
+
+# Tracks the attempt's progress in a thread, since a checkpoint folder may hang and a server may be slow.
+#
+# Touches the checkpoint folder, and the server through a callback.
+LOOK_EVERY_S = 1.0
+# How many more steps an attempt may have made than its observed pace implies.
+PACE_MARGIN = 3.0
+STEPS_MARGIN = 20
+
+
+@dataclass
+class _Attempt:
+    number: int
+    resumed_step: int
+    began_s: float  # monotonic
+    known: set[tuple[str, float]]
+    first: tuple[float, int] | None = None  # when the first step was seen, and which it was
+    reported: bool = False
+    captures_before: int = 0  # the last attempt, as counted by stores, with steps in the nodes' memory from before
+
+
+class ProgressReporter:
+    """Reports an attempt's first known step and each checkpoint that it completes.
+
+    ``look`` returns the server's view of the job, None where it has none; ``in_memory`` the copies of steps in the
+    nodes' memory.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        look: Callable[[], ObservedProgress | None],
+        post: Callable[[on.LaunchEvent], None],
+        clock: Callable[[], float] = time.monotonic,
+        in_memory: Callable[[], list[MemoryStep]] = list,
+    ) -> None:
+        self._folder = folder
+        self._in_memory = in_memory
+        self._look_at_server = look
+        self._post = post
+        self._clock = clock
+        self._attempt: _Attempt | None = None
+        self._changed = threading.Event()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
+
+    def start(self) -> None:
+        """Start watching attempts."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop reporting. A thread that hangs in a folder is left behind."""
+        self._stopping = True
+        self._changed.set()
+
+    def watch(
+        self, attempt: int, resumed_step: int | None, known: Iterable[Checkpoint], copies: Iterable[MemoryStep] = ()
+    ) -> None:
+        """Watch this attempt from now on instead of the last one.
+
+        ``known`` checkpoints existed before, and these ``copies`` in the nodes' memory.
+        """
+        before = {(one.path, one.written_s) for one in known}
+        captures_before = max((copy.attempt for copy in copies), default=0)
+        self._attempt = _Attempt(attempt, resumed_step or 0, self._clock(), before, captures_before=captures_before)
+        self._changed.set()
+
+    def look(self) -> None:
+        """Report what is new."""
+        attempt = self._attempt
+        if attempt is None:
+            return
+        if not attempt.reported and (sight := self._look_at_server()) is not None and sight.attempt == attempt.number:
+            self._step_seen(attempt, sight.step)
+        if not attempt.reported:
+            self._in_memory_seen(attempt)
+        for path, written_s in sorted(self._checkpoints() - attempt.known, key=lambda one: one[1]):
+            attempt.known.add((path, written_s))
+            attempt.reported = True
+            self._post(on.CheckpointWritten(attempt.number, int(path.rpartition("_")[2])))
+
+    def _in_memory_seen(self, attempt: _Attempt) -> None:
+        """Report a step that the attempt has captured on each rank."""
+        captured = [copy for copy in self._in_memory() if copy.attempt > attempt.captures_before]
+        whole = [step for step in whole_in_memory(captured) if step > attempt.resumed_step]
+        if whole and attempt is self._attempt:
+            attempt.reported = True
+            self._post(on.StepSeen(attempt.number, min(whole), min(whole)))
+
+    def _step_seen(self, attempt: _Attempt, step: int) -> None:
+        """Report the first step once a later one shows the pace, and that it is not a dead attempt's last report."""
+        now_s = self._clock()
+        if attempt.first is None or step <= attempt.first[1]:
+            attempt.first = attempt.first if attempt.first and step == attempt.first[1] else (now_s, step)
+            return
+        seen_s, first = attempt.first
+        pace = (step - first) / max(now_s - seen_s, 1e-3)
+        most = attempt.resumed_step + int(PACE_MARGIN * pace * (seen_s - attempt.began_s)) + STEPS_MARGIN
+        attempt.reported = True
+        self._post(on.StepSeen(attempt.number, first, most))
+
+    def _checkpoints(self) -> set[tuple[str, float]]:
+        with contextlib.suppress(OSError):
+            return {(one.path, one.written_s) for one in find_checkpoints(self._folder)}
+        return set()
+
+    def _run(self) -> None:
+        while not self._stopping:
+            self._changed.wait(LOOK_EVERY_S if self._attempt is not None else None)
+            self._changed.clear()
+            if not self._stopping:
+                self.look()
+
 
 # The name by which the server knows that it can request restarts.
 RESTART_OWNER = "eagle-eye"

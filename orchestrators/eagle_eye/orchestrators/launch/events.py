@@ -131,7 +131,7 @@ class RankFinished:
 
 @dataclass(frozen=True)
 class RankReachedPoint:
-    """A rank has a restart point, and ``waits`` there because its peers are gone, or does not. See regroup.py.
+    """A rank has a restart point, and ``waits`` there because its peers are gone, or does not. See machine.py.
 
     ``reason`` is what it says of its peers; ``in_touch`` is whether Eagle Eye could report on it.
     """

@@ -12,9 +12,7 @@ import msgspec
 from eagle_eye.orchestrators.errors import OrchestratorError
 from eagle_eye.orchestrators.launch.blame import Raised
 from eagle_eye.orchestrators.launch.checkpoints import Span
-from eagle_eye.orchestrators.launch.known_starts import KnownStarts
-from eagle_eye.orchestrators.launch.plan import LauncherNodes
-from eagle_eye.orchestrators.launch.state import ENDED, Phase, State
+from eagle_eye.orchestrators.launch.state import ENDED, KnownStarts, LauncherNodes, Phase, State
 from eagle_eye.orchestrators.whole_file import write_whole
 
 

@@ -14,7 +14,7 @@ from eagle_eye.orchestrators.launch import events as on
 from eagle_eye.orchestrators.launch import orders as to
 from eagle_eye.orchestrators.launch.state import State, Step
 
-AGAIN_S = 2.0  # until a node is asked again; a connection is given up sooner (rank_sight.CONNECTED_WITHIN_S)
+AGAIN_S = 2.0  # until a node is asked again; a connection is given up sooner (runner.CONNECTED_WITHIN_S)
 ASKED_MAX = 256  # at once: many connections in one moment would be late for that reason
 
 

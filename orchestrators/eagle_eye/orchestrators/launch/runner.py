@@ -8,11 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import selectors
 import signal
+import socket
+import struct
+import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -34,6 +41,7 @@ from eagle_eye.orchestrators.launch.messages import (
     Ping,
     RankAtPoint,
     RankDone,
+    RankSight,
     Reached,
     ReachStore,
     Ready,
@@ -50,15 +58,197 @@ from eagle_eye.orchestrators.launch.messages import (
     line,
 )
 from eagle_eye.orchestrators.launch.own_process import PR_SET_CHILD_SUBREAPER, note, prctl, write
-from eagle_eye.orchestrators.launch.points import RestartPoints
 from eagle_eye.orchestrators.launch.prepare import Checked, check_node, end_leftovers
-from eagle_eye.orchestrators.launch.rank_sight import look_at_ranks, reaches
 from eagle_eye.orchestrators.launch.standbys import StandbyKeeper
-from eagle_eye.orchestrators.launch.store_keeper import StoreKeeper
-from eagle_eye.schema.memory_steps import STORE_WORDS, read_steps, store_folder
+from eagle_eye.schema.memory_steps import STORE_IDLE_S, STORE_SOCKET, STORE_WORDS, read_steps, spawn_store, store_folder
 from eagle_eye.schema.record_types import prepare_record_types
 from eagle_eye.schema.restart_names import SOCKET_VARIABLE
-from eagle_eye.schema.restart_point import AtPoint, GoOn
+from eagle_eye.schema.restart_point import PACKET_BYTES_MAX, REASON_CHARS_MAX, AtPoint, GoOn
+
+# Observes a node's ranks during start: which processes are stopped, which have reached the store.
+#
+# Reads /proc, and connects to the store.
+CONNECTED_WITHIN_S = 1.0  # a single lost segment is resent by then
+PROCESSES_MAX = 64  # examined per rank: its data loaders are irrelevant here
+
+
+def look_at_ranks(ranks: Iterable[StartedRank], store_port: int) -> list[RankSight]:
+    """Return each rank's state. A rank has arrived once one of its processes has a connection to the store.
+
+    That connection is made at ``init_process_group`` and kept; a rank that uses another rendezvous never arrives.
+    Unreadable facts are None and not held against it. A process traced by a debugger does not count as stopped.
+    """
+    return [_look(rank, store_port) for rank in ranks]
+
+
+def reaches(host: str, port: int) -> bool:
+    """Return whether a connection to the store can be made from here, within CONNECTED_WITHIN_S."""
+    try:
+        with socket.create_connection((host, port), CONNECTED_WITHIN_S):
+            return True
+    except OSError:
+        return False
+
+
+def _look(rank: StartedRank, store_port: int) -> RankSight:
+    stopped, joined, read = False, False, False
+    for process in _family(rank.pid):
+        with contextlib.suppress(psutil.Error, OSError):
+            stopped = stopped or process.status() == psutil.STATUS_STOPPED
+            joined = joined or _has_come(process, store_port)
+            read = True
+    return RankSight(rank.rank, stopped, joined if read else None)
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    try:
+        root = psutil.Process(pid)
+        return [root, *root.children(recursive=True)][:PROCESSES_MAX]
+    except psutil.Error:
+        return []
+
+
+def _has_come(process: psutil.Process, store_port: int) -> bool:
+    # Its name before psutil 6.
+    connections = getattr(process, "net_connections", None) or process.connections
+    return any(
+        one.raddr and one.raddr[1] == store_port and one.status == psutil.CONN_ESTABLISHED for one in connections("tcp")
+    )
+
+
+# Starts a node's store for in-memory checkpoints before its ranks. Touches processes.
+#
+# So the job does not wait for a spare's store to start.
+LOOK_EVERY_S = STORE_IDLE_S / 3  # connecting also keeps it from exiting
+PROGRAM = [sys.executable, "-m", "eagle_eye.cli.main"]
+
+
+class StoreKeeper:
+    """Starts a store where there is none. It outlives the runner, and exits by itself once no longer contacted."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._due_s = 0.0
+
+    def keep(self, folder: Path, node: str) -> None:
+        """Make sure that a store serves the folder or starts. Never raises: ranks start one too, and report errors."""
+        now_s = self._clock()
+        if now_s < self._due_s:
+            return
+        self._due_s = now_s + LOOK_EVERY_S
+        if serves(folder):
+            return
+        try:
+            spawn_store(PROGRAM, folder, node)
+        except (OSError, subprocess.SubprocessError) as error:
+            note(f"no store for checkpoints in memory is started: {error}")
+
+
+def serves(folder: Path) -> bool:
+    """Whether a store accepts connections there."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(CONNECTED_WITHIN_S)
+        try:
+            probe.connect(str(folder / STORE_SOCKET))
+        except OSError:
+            return False
+    return True
+
+
+# The restart points of a node's ranks, as its runner sees them. Touches a Unix socket in the abstract namespace.
+#
+# Only a rank's own runner tells it to continue, and only while it waits: so none starts an attempt that is not its
+# own.
+CONNECTIONS_MAX = 1024
+SENT_WITHIN_S = 1.0  # a waiting rank reads at once
+
+_CREDENTIALS = struct.Struct("3i")
+_decode = msgspec.json.Decoder(AtPoint).decode
+
+
+@dataclass
+class _Connection:
+    socket: socket.socket
+    said: AtPoint | None = None
+
+
+class RestartPoints:
+    """The restart points of the running ranks. ``heard`` gets their messages. Used only by the runner's main thread.
+
+    ``name`` is the socket's; "" where there can be none, and then no rank has a restart point.
+    """
+
+    def __init__(self, selector: selectors.BaseSelector, heard: Callable[[AtPoint], None]) -> None:
+        self._selector = selector
+        self._heard = heard
+        self._connections: list[_Connection] = []
+        self.name = f"eagle-eye-restart-{secrets.token_hex(8)}"
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._listener.bind(b"\0" + self.name.encode())
+            self._listener.listen()
+        except OSError as error:
+            note(f"ranks have no restart points: {error}")
+            self.name = ""
+            return
+        self._listener.setblocking(False)
+        selector.register(self._listener, selectors.EVENT_READ, self._accept)
+
+    def ranks(self, attempt: int) -> set[int]:
+        """Return the ranks that have a restart point in this attempt."""
+        return {said.rank for one in self._connections if (said := one.said) is not None and said.attempt == attempt}
+
+    def go_on(self, word: GoOn) -> None:
+        """Tell ranks that wait, in an earlier attempt, to continue."""
+        for one in list(self._connections):
+            if one.said is not None and one.said.waits and one.said.attempt < word.attempt:
+                try:
+                    one.socket.sendall(msgspec.json.encode(word))
+                except OSError as error:  # it has exited, which its agent reports
+                    note(f"rank {one.said.rank} is not told to go on: {error}")
+                    self._drop(one)
+
+    def clear(self) -> None:
+        """Forget all ranks: they have exited."""
+        for one in list(self._connections):
+            self._drop(one)
+
+    def disown(self) -> None:
+        """Release in a forked process, which does not own them."""
+        for sock in (self._listener, *(one.socket for one in self._connections)):
+            sock.close()
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:
+            return
+        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        if _CREDENTIALS.unpack(credentials)[1] != os.geteuid() or len(self._connections) >= CONNECTIONS_MAX:
+            sock.close()
+            return
+        sock.settimeout(SENT_WITHIN_S)
+        one = _Connection(sock)
+        self._connections.append(one)
+        self._selector.register(sock, selectors.EVENT_READ, partial(self._read, one))
+
+    def _read(self, one: _Connection) -> None:
+        try:
+            content = one.socket.recv(PACKET_BYTES_MAX)
+            said = _decode(content) if content else None
+        except (OSError, msgspec.DecodeError):
+            said = None
+        if said is None:
+            self._drop(one)
+            return
+        one.said = msgspec.structs.replace(said, reason=said.reason[:REASON_CHARS_MAX])
+        self._heard(one.said)
+
+    def _drop(self, one: _Connection) -> None:
+        self._connections.remove(one)
+        self._selector.unregister(one.socket)
+        one.socket.close()
+
 
 KILL_DEADLINE_S = 3.0
 POLL_S = 0.5

@@ -2,20 +2,132 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
+
 from eagle_eye.orchestrators.launch import events as on
 from eagle_eye.orchestrators.launch import orders as to
 from eagle_eye.orchestrators.launch.blame import Raised
 from eagle_eye.orchestrators.launch.checkpoints import Span
-from eagle_eye.orchestrators.launch.known_starts import KnownStarts
-from eagle_eye.orchestrators.launch.plan import LauncherNodes
 from eagle_eye.planning.plan import Plan
+from eagle_eye.planning.rank_layout import nodes_used
 from eagle_eye.schema.action import RestartScope
+
+KNOWN_MARGIN = 3.0  # times the longest known start
+
+
+class KnownStarts(msgspec.Struct, frozen=True):
+    """The longest start of this job that led to a step, from the beginning and from a checkpoint; None: none did.
+
+    ``nodes`` are those that took part in one.
+    """
+
+    nodes: frozenset[str] = frozenset()
+    fresh_s: float | None = None
+    resumed_s: float | None = None
+
+    @property
+    def any_known(self) -> bool:
+        """Whether a start of this job was ever seen to finish, so that another one's finish would be seen."""
+        return self.fresh_s is not None or self.resumed_s is not None
+
+    @property
+    def longest_s(self) -> float:
+        """Return the longest known start; 0 where there is none."""
+        return max(self.fresh_s or 0.0, self.resumed_s or 0.0)
+
+    def after(self, members: Iterable[str], took_s: float, *, resumed: bool) -> KnownStarts:
+        """Return a copy with one more start added."""
+        nodes = self.nodes | frozenset(members)
+        if resumed:
+            return KnownStarts(nodes, self.fresh_s, max(took_s, self.resumed_s or 0.0))
+        return KnownStarts(nodes, max(took_s, self.fresh_s or 0.0), self.resumed_s)
+
+    def took_s(self, members: Iterable[str], *, resumed: bool) -> float | None:
+        """Return the longest known start; None where not all of these nodes have started the job in the same way.
+
+        Loading a checkpoint may take longer than starting from scratch.
+        """
+        return (self.resumed_s if resumed else self.fresh_s) if self.nodes.issuperset(members) else None
+
+    def limit_s(self, members: Iterable[str], least_s: float, most_s: float, *, resumed: bool) -> float:
+        """Return after how long a start is checked: before ``most_s`` only where a similar one is known."""
+        took_s = self.took_s(members, resumed=resumed)
+        return most_s if took_s is None else min(most_s, max(least_s, KNOWN_MARGIN * took_s))
+
+
+@dataclass(frozen=True)
+class LauncherNodes:
+    """The launcher's nodes, in order: the first ``wanted`` start, the rest are spares.
+
+    A job may run on ``least`` to ``wanted`` nodes.
+    """
+
+    nodes: tuple[str, ...]
+    least: int
+    wanted: int
+
+
+def choose_nodes(
+    fleet: LauncherNodes,
+    current: tuple[str, ...],
+    unusable: AbstractSet[str],
+    draining: AbstractSet[str] = frozenset(),
+) -> tuple[str, ...] | None:
+    """Return the nodes of the next attempt by node rank, None where fewer than ``least`` are usable.
+
+    Nodes that stay keep their place, so that most ranks keep their neighbours; a spare takes the place of the node it
+    replaces; without spares the job shrinks. A draining node is used only where the job could not run otherwise. Never
+    returns an unusable node, nor a node twice.
+    """
+    chosen = _fill(fleet, current, unusable | draining)
+    if len(chosen) >= fleet.least:
+        return chosen
+    missing = fleet.least - len(chosen)
+    kept = [node for node in fleet.nodes if node in draining and node not in unusable][:missing]
+    if len(kept) < missing:
+        return None
+    return _fill(fleet, current, unusable | (draining - set(kept)))
+
+
+def lay_out(plan: Plan, current: tuple[str, ...], chosen: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the chosen nodes by their places in the plan's layout, without those that add no speed.
+
+    A new node takes the place of one that is gone. Where the job shrinks, places are assigned to copy the least. The
+    plan must have layouts for the numbers of chosen and of current nodes.
+    """
+    gone = [node for node in current if node not in chosen]
+    places = list(current)
+    for node in chosen:
+        if node in current:
+            continue
+        if gone:
+            places[places.index(gone.pop(0))] = node
+        else:
+            places.append(node)
+    for node in gone:
+        places = list(plan.lost(places, node).nodes)
+    return tuple(places[: nodes_used(plan, len(places))])
+
+
+def _fill(fleet: LauncherNodes, current: tuple[str, ...], unusable: AbstractSet[str]) -> tuple[str, ...]:
+    places = current or fleet.nodes[: fleet.wanted]
+    places += ("",) * (fleet.wanted - len(places))
+    spares = [node for node in fleet.nodes if node not in places and node not in unusable]
+    filled = []
+    for node in places:
+        if node and node not in unusable:
+            filled.append(node)
+        elif spares:
+            filled.append(spares.pop(0))
+    return tuple(filled)
+
 
 NEVER_S = float("inf")
 

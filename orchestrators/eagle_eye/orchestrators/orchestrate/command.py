@@ -9,7 +9,7 @@ import os
 from eagle_eye.orchestrators import logs
 from eagle_eye.orchestrators.errors import OrchestratorError
 from eagle_eye.orchestrators.orchestrate import settings
-from eagle_eye.orchestrators.orchestrate.kinds import KINDS
+from eagle_eye.orchestrators.orchestrate.settings import KINDS
 from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.schema.record_types import prepare_record_types
 

@@ -17,6 +17,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from urllib.parse import quote
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -26,8 +27,7 @@ from eagle_eye.orchestrators.errors import CannotCarryOutError, OrchestratorErro
 from eagle_eye.orchestrators.intake import WebhookIntake
 from eagle_eye.orchestrators.ledger import Ledger
 from eagle_eye.orchestrators.option_values import token
-from eagle_eye.orchestrators.orchestrate.kinds import OrchestratorKind
-from eagle_eye.orchestrators.orchestrate.metrics import CONTENT_TYPE, Metrics
+from eagle_eye.orchestrators.orchestrate.settings import OrchestratorKind
 from eagle_eye.orchestrators.protocol import Closes, FollowsPlans, JobState, Orchestrator, ReportsJobs
 from eagle_eye.orchestrators.receiver import Receiver, listen_on, url_of
 from eagle_eye.orchestrators.reports import Reporter
@@ -36,6 +36,57 @@ from eagle_eye.orchestrators.server_client import ServerClient
 from eagle_eye.orchestrators.subscriber import PARALLEL_MAX, Subscriber
 from eagle_eye.orchestrators.subscription import SubscriptionKeeper, WantedSubscription
 from eagle_eye.schema.action import ActionRequest, JobUpdate, ReportState
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_PREFIX = "eagle_eye_orchestrate_"
+
+
+class Metrics:
+    """Counters since the process started, and gauges that are read on scrape."""
+
+    def __init__(self, kind: str) -> None:
+        self._registry = CollectorRegistry()
+        self._kind = kind
+        self._deliveries = Counter(
+            f"{_PREFIX}deliveries_total",
+            "Webhook deliveries, by what became of them.",
+            ["kind", "outcome"],
+            registry=self._registry,
+        )
+        self._reports = Counter(
+            f"{_PREFIX}reports_total",
+            "Reports made on actions, by the action and what was reported.",
+            ["kind", "action", "state"],
+            registry=self._registry,
+        )
+
+        self._claims = Counter(
+            f"{_PREFIX}claims_total",
+            "Actions claimed at the server before they were begun, by what came of it.",
+            ["kind", "outcome"],
+            registry=self._registry,
+        )
+
+    def delivered(self, outcome: str) -> None:
+        """Count an answered delivery."""
+        self._deliveries.labels(self._kind, outcome).inc()
+
+    def reported(self, action: str, state: str) -> None:
+        """Count a report."""
+        self._reports.labels(self._kind, action, state).inc()
+
+    def claimed(self, outcome: str) -> None:
+        """Count a claim."""
+        self._claims.labels(self._kind, outcome).inc()
+
+    def watch(self, name: str, help_text: str, read: Callable[[], float]) -> None:
+        """Add a gauge with the value returned by ``read``."""
+        Gauge(_PREFIX + name, help_text, ["kind"], registry=self._registry).labels(self._kind).set_function(read)
+
+    def page(self) -> bytes:
+        """Return the page in Prometheus' format."""
+        return generate_latest(self._registry)
+
 
 log = logging.getLogger(__name__)
 

@@ -7,18 +7,55 @@ EAGLE_EYE_STATE_DIR; a kind's own options are in its section and prefixed with i
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import msgspec
 
 from eagle_eye.orchestrators.option_values import address, seconds
-from eagle_eye.orchestrators.orchestrate.kinds import KINDS, OrchestratorKind
+from eagle_eye.orchestrators.protocol import Orchestrator
 from eagle_eye.schema.configuration import ENVIRONMENT_PREFIX, ConfigurationError, read_toml
 from eagle_eye.schema.environment_names import foreign, slip
 from eagle_eye.schema.near_names import did_you_mean
+
+
+class Options(Protocol):
+    """The interface of a kind's ``options`` module."""
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        """Add the kind's own options, long ones only."""
+        ...
+
+    def build(self, options: argparse.Namespace) -> Orchestrator:
+        """Return the orchestrator. Raises OrchestratorError or ValueError with one line for people."""
+        ...
+
+
+class OrchestratorKind(NamedTuple):
+    """One kind; ``module`` is imported only when the kind is used."""
+
+    name: str
+    module: str
+    help: str
+
+    def load(self) -> Options:
+        """Return the kind's options module."""
+        module: Options = importlib.import_module(self.module)
+        return module
+
+
+KINDS: tuple[OrchestratorKind, ...] = (
+    OrchestratorKind("slurm", "eagle_eye.orchestrators.slurm.options", "drain nodes and requeue jobs in Slurm"),
+    OrchestratorKind(
+        "torchft", "eagle_eye.orchestrators.torchft.options", "kill a replica group, have the others train on"
+    ),
+    OrchestratorKind("command", "eagle_eye.orchestrators.command.options", "run a program of yours for each verb"),
+    OrchestratorKind("kubernetes", "eagle_eye.orchestrators.kubernetes.options", "cordon nodes, evict a job's pods"),
+)
+
 
 SYSTEM_FOLDER = Path("/var/lib/eagle-eye")
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}

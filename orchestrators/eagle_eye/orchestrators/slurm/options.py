@@ -13,13 +13,11 @@ from eagle_eye.orchestrators.errors import OrchestratorError
 from eagle_eye.orchestrators.fallback_layouts import add_layouts, read_layouts
 from eagle_eye.orchestrators.option_values import seconds, token
 from eagle_eye.orchestrators.server_client import ServerClient
-from eagle_eye.orchestrators.slurm.cluster import Cluster
-from eagle_eye.orchestrators.slurm.commands import Commands, environment
-from eagle_eye.orchestrators.slurm.names import JobNames
+from eagle_eye.orchestrators.slurm.answers import JobNames
+from eagle_eye.orchestrators.slurm.cluster import Cluster, Commands, environment
 from eagle_eye.orchestrators.slurm.orchestrator import SlurmOrchestrator
 from eagle_eye.orchestrators.slurm.persisted_state import SlurmMemory
-from eagle_eye.orchestrators.slurm.restarting import Restarting, RestartTimeouts, Time
-from eagle_eye.orchestrators.slurm.resubmission import Resubmission
+from eagle_eye.orchestrators.slurm.restarting import Restarting, RestartTimeouts, Resubmission, Time
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

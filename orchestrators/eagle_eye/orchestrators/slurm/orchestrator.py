@@ -11,22 +11,21 @@ import msgspec
 from eagle_eye.orchestrators.errors import CannotCarryOutError
 from eagle_eye.orchestrators.fallback_layouts import misfit, pace_left_ratio
 from eagle_eye.orchestrators.protocol import Exclusion, JobState, Restart
-from eagle_eye.orchestrators.slurm.answers import SlurmJob, SlurmNode
+from eagle_eye.orchestrators.slurm.answers import JobNames, SlurmError, SlurmJob, SlurmNode
 from eagle_eye.orchestrators.slurm.cluster import Cluster
 from eagle_eye.orchestrators.slurm.decisions import (
     HOLDS_NODES,
+    drain_of,
     foreign,
     hold_for_room,
     phase_of,
+    reason_of,
     refusal_for_room,
     restarts_of,
     title_of,
     way_of,
 )
-from eagle_eye.orchestrators.slurm.errors import SlurmError
-from eagle_eye.orchestrators.slurm.names import JobNames
 from eagle_eye.orchestrators.slurm.persisted_state import BegunRestart, SlurmMemory
-from eagle_eye.orchestrators.slurm.reasons import drain_of, reason_of
 from eagle_eye.orchestrators.slurm.restarting import Restarting
 from eagle_eye.planning.plan import Plan
 

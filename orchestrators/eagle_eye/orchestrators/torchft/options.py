@@ -9,9 +9,7 @@ import msgspec
 
 from eagle_eye.orchestrators.errors import OrchestratorError
 from eagle_eye.orchestrators.option_values import positive, seconds
-from eagle_eye.orchestrators.torchft.lighthouse import Lighthouse
-from eagle_eye.orchestrators.torchft.orchestrator import TorchftJob, TorchftOrchestrator
-from eagle_eye.orchestrators.torchft.persisted_state import TorchftMemory
+from eagle_eye.orchestrators.torchft.orchestrator import Lighthouse, TorchftJob, TorchftMemory, TorchftOrchestrator
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

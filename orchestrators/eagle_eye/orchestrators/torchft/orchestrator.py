@@ -2,16 +2,210 @@
 
 from __future__ import annotations
 
+import contextlib
+import html
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote, urlsplit
 
-from eagle_eye.orchestrators.errors import CannotCarryOutError
+import httpx
+import msgspec
+
+from eagle_eye.orchestrators.errors import CannotCarryOutError, OrchestratorError
 from eagle_eye.orchestrators.protocol import Cause, Exclusion, JobState, Restart
-from eagle_eye.orchestrators.torchft.lighthouse import Lighthouse, LighthouseStatus, Replica
-from eagle_eye.orchestrators.torchft.persisted_state import TorchftMemory
+from eagle_eye.orchestrators.server_client import authorities
+from eagle_eye.orchestrators.whole_file import write_whole
 from eagle_eye.schema.action import JobUpdate
+
+# torchft's lighthouse over HTTP: the members, their steps, and ending a replica.
+#
+# The lighthouse has no API for machines: /status is a fragment of its page (torchft 0.1 and 0.2). Missing data is an
+# error, never an empty quorum.
+TIMEOUT_S = 5.0
+# The lighthouse waits 10 s for a manager that does not answer, and so do all later actions on the job.
+KILL_TIMEOUT_S = 2.0
+PAGE_BYTES_MAX = 4 << 20
+_QUORUM = re.compile(r"Current quorum_id:\s*(-?\d+)")
+_MEMBER = re.compile(
+    r"<b>\s*(?P<id>[^<]+?)\s*</b>.*?Step:\s*(?P<step>-?\d+).*?Manager:\s*(?P<manager>\S*?)\s*<br", re.DOTALL
+)
+_HEARTBEAT = re.compile(r"^\s*(?P<id>\S+): seen (?P<age>[0-9.e+-]+)s ago", re.MULTILINE)
+
+
+class NoAnswerError(CannotCarryOutError):
+    """The lighthouse has the request, and did not answer in time."""
+
+
+@dataclass(frozen=True)
+class Replica:
+    """A replica group in the latest quorum. ``id`` is its name, a colon and a part that is new at each start."""
+
+    id: str
+    step: int
+    host: str
+
+    @property
+    def group(self) -> str:
+        """Return the name that is kept across restarts of the group."""
+        return self.id.rpartition(":")[0] or self.id
+
+
+@dataclass(frozen=True)
+class LighthouseStatus:
+    """The lighthouse's state. ``heartbeats``: seconds since each replica's last heartbeat, by id, also of dead ones."""
+
+    quorum_id: int
+    replicas: tuple[Replica, ...]
+    heartbeats: dict[str, float]
+
+    @property
+    def step(self) -> int:
+        """Return the highest step of the latest quorum, -1 where there was none."""
+        return max((replica.step for replica in self.replicas), default=-1)
+
+
+class Lighthouse:
+    """One lighthouse; ``url`` as in TORCHFT_LIGHTHOUSE. Every call raises CannotCarryOutError where it fails."""
+
+    def __init__(self, url: str) -> None:
+        """Raise ValueError for an invalid URL."""
+        self.url = url.rstrip("/")
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"--lighthouse is {url!r}; expected http://HOST:29510")
+        self._http = httpx.Client(timeout=TIMEOUT_S, verify=authorities(), trust_env=False, follow_redirects=False)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def status(self) -> LighthouseStatus:
+        """Return the lighthouse's current state."""
+        return parse_status(self._answered(lambda: self._http.get(f"{self.url}/status")).text)
+
+    def kill(self, replica_id: str) -> None:
+        """Tell the lighthouse to end the replica. Only a later status shows whether it did.
+
+        A manager that obeys exits before it answers, which the lighthouse reports as an error. One that is stopped or
+        cannot be reached does not answer at all: it is not waited for.
+        """
+        path = f"{self.url}/replica/{quote(replica_id, safe=':')}/kill"
+        with contextlib.suppress(NoAnswerError):
+            self._answered(lambda: self._http.post(path, timeout=KILL_TIMEOUT_S), fine=500)
+
+    def _answered(self, call: Callable[[], httpx.Response], fine: int = 200) -> httpx.Response:
+        try:
+            answer = call()
+        except httpx.ReadTimeout:
+            raise NoAnswerError(f"the lighthouse {self.url}: ReadTimeout") from None
+        except httpx.HTTPError as error:
+            raise CannotCarryOutError(f"the lighthouse {self.url}: {type(error).__name__}") from None
+        if not answer.is_success and answer.status_code != fine:
+            raise CannotCarryOutError(f"the lighthouse {self.url}: HTTP {answer.status_code}")
+        if len(answer.content) > PAGE_BYTES_MAX:
+            raise CannotCarryOutError(f"the lighthouse {self.url}: a page of over {PAGE_BYTES_MAX} bytes")
+        return answer
+
+
+def parse_status(page: str) -> LighthouseStatus:
+    """Return the page's data. Raises CannotCarryOutError where it is not a lighthouse's."""
+    quorum = _QUORUM.search(page)
+    if quorum is None:
+        raise CannotCarryOutError("the lighthouse's /status is not understood; is --lighthouse a lighthouse?")
+    try:
+        return _status(int(quorum[1]), page)
+    except ValueError as error:  # from an invalid number or address
+        raise CannotCarryOutError(f"the lighthouse's /status is not understood: {str(error)[:200]}") from None
+
+
+def _status(quorum_id: int, page: str) -> LighthouseStatus:
+    members, _, heartbeats = page.partition("Heartbeats")
+    replicas = []
+    for block in members.split('<div class="member')[1:]:
+        found = _MEMBER.search(block)
+        if found is None:
+            raise CannotCarryOutError("a member on the lighthouse's /status is not understood")
+        host = urlsplit(html.unescape(found["manager"])).hostname or ""
+        replicas.append(Replica(html.unescape(found["id"]), int(found["step"]), host))
+    ages = {html.unescape(found["id"]): float(found["age"]) for found in _HEARTBEAT.finditer(heartbeats)}
+    if replicas and not ages:
+        # Without it every replica would seem dead.
+        raise CannotCarryOutError("the heartbeats on the lighthouse's /status are not understood")
+    return LighthouseStatus(quorum_id, tuple(replicas), ages)
+
+
+ACTIONS_MAX = 200  # the latest are kept
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """``excluded``: action by node. ``doomed``: the replicas that each action ends, by action."""
+
+    excluded: dict[str, str] = {}
+    doomed: dict[str, list[str]] = {}
+
+
+class TorchftMemory:
+    """A state file, and another with the excluded nodes, one per line, for the launcher of replica groups."""
+
+    def __init__(self, file: Path, exclude_file: Path) -> None:
+        """Raise OrchestratorError where the state file is not ours or the other cannot be written."""
+        self._file, self._exclude_file = file, exclude_file
+        self._lock = threading.Lock()
+        try:
+            self._kept = msgspec.json.decode(file.read_bytes(), type=Kept)
+        except FileNotFoundError:
+            self._kept = Kept()
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise OrchestratorError(f"{file}: {error}; repair or remove it") from None
+        try:
+            self._publish()
+        except OSError as error:
+            raise OrchestratorError(f"--exclude-file {exclude_file}: {error.strerror}") from None
+
+    @property
+    def excluded(self) -> dict[str, str]:
+        """Return the excluded nodes, and the action of each."""
+        return self._kept.excluded
+
+    def doomed(self, action_id: str) -> list[str] | None:
+        """Return the replicas that the action ends, None where it ends none yet."""
+        return self._kept.doomed.get(action_id)
+
+    def exclude(self, nodes: Sequence[str], action_id: str) -> None:
+        """Add the nodes to both files."""
+        with self._lock:
+            self._keep(Kept({**self._kept.excluded, **dict.fromkeys(nodes, action_id)}, self._kept.doomed))
+            self._publish()
+
+    def readmit(self, nodes: Sequence[str]) -> list[str]:
+        """Remove the nodes; return those that were excluded."""
+        with self._lock:
+            were = [node for node in nodes if node in self._kept.excluded]
+            left = {node: action for node, action in self._kept.excluded.items() if node not in were}
+            self._keep(Kept(left, self._kept.doomed))
+            self._publish()
+        return were
+
+    def doom(self, action_id: str, replicas: Sequence[str]) -> None:
+        """Record that the action ends these replicas, also if it is repeated."""
+        with self._lock:
+            doomed = {**self._kept.doomed, action_id: list(replicas)}
+            self._keep(Kept(self._kept.excluded, dict(list(doomed.items())[-ACTIONS_MAX:])))
+
+    def _keep(self, kept: Kept) -> None:
+        write_whole(self._file, msgspec.json.encode(kept))
+        self._kept = kept
+
+    def _publish(self) -> None:
+        lines = "".join(f"{node}\n" for node in sorted(self._kept.excluded))
+        write_whole(self._exclude_file, lines.encode())
+        # For the launchers of other users: node names are not secret.
+        self._exclude_file.chmod(0o644)
+
 
 POLL_S = 0.2
 # The lighthouse's default: a replica without a heartbeat for this long is dead.
