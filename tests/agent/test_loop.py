@@ -251,9 +251,10 @@ def test_a_collector_that_never_answers_costs_only_itself() -> None:
 
 
 def test_a_fast_collector_is_not_charged_with_the_time_of_a_slow_one() -> None:
-    release = threading.Event()
+    begun, release = threading.Event(), threading.Event()
 
     def slow() -> Observed:
+        begun.set()
         release.wait(10)
         return Observed()
 
@@ -263,7 +264,7 @@ def test_a_fast_collector_is_not_charged_with_the_time_of_a_slow_one() -> None:
     ]
     for runner in runners:
         runner.ask(1.0)
-    until(lambda: not runners[1]._answers.empty())
+    until(lambda: begun.is_set() and not runners[1]._answers.empty())
     time.sleep(0.2)
     release.set()
     for runner in runners:
