@@ -55,7 +55,6 @@ NEEDS = (
     ("learning.training", {"server", "ml"}),
     ("learning", {"ml"}),
     ("orchestrators.launch.elastic", {"orchestrators", "ml"}),
-    ("orchestrators.launch.forked_ranks", {"orchestrators", "ml"}),
     ("orchestrators.launch.store", {"orchestrators", "ml"}),
     ("orchestrators", {"orchestrators"}),
     ("planning", set[str]()),
