@@ -71,7 +71,6 @@ class TrainingLogCollector:
         self._unattributed = LogTrouble()
         self._unreadable = LogTrouble()
         self._events: list[Event] = []
-        self._warned: dict[Key, set[str]] = {}
         self._host = socket.gethostname().partition(".")[0]
         self._now_s = self._at_s = 0.0  # of the collection in progress: Unix seconds, the monotonic clock
 
@@ -80,8 +79,6 @@ class TrainingLogCollector:
         self._now_s, self._at_s = now_s, self._monotonic_s()
         listed = self._processes.all()
         self._ranks.note(listed, self._at_s)
-        kept = {key(process) for process in self._ranks.processes()}
-        self._warned = {name: said for name, said in self._warned.items() if name in kept}
         for log, said in self._logs.look(listed, now_s, self._at_s):
             self._learn(log, said)
         for log in self._logs.all():
@@ -173,16 +170,13 @@ class TrainingLogCollector:
 
     def _warn(self, process: TrainingProcess, text: str) -> None:
         """Report a warning of NCCL, each only once: some come again for every operation."""
-        said = self._warned.setdefault(key(process), set())
-        alike = _VARIES.sub("#", text)
-        if alike in said or len(said) >= WARNINGS_MAX:
+        course, alike = self._ranks.of(process), _VARIES.sub("#", text)
+        if course is None or alike in course.warnings or len(course.warnings) >= WARNINGS_MAX:
             self._drops.count("nccl_warnings_repeated")
             return
-        said.add(alike)
-        who = {"rank": process.rank, "job": process.job, "attempt": process.attempt}
-        self._events.append(
-            Event(self._now_s, "nccl_warning", process.device, {"text": redact(text)[:WARNING_CHARS_MAX], **who})
-        )
+        course.warnings.add(alike)
+        attributes = {"text": redact(text)[:WARNING_CHARS_MAX], **process.who()}
+        self._events.append(Event(self._now_s, "nccl_warning", process.device, attributes))
 
     def _take_failure(self, log: FollowedLog, failure: RankFailure) -> None:
         """Report the end of a rank of this host that was gone before it was found; its launcher saw it."""
@@ -219,7 +213,7 @@ class TrainingLogCollector:
                 self._tell_quiet(quiet, process, step, begins=False)
 
     def _tell_quiet(self, quiet: Quiet, process: TrainingProcess, step: int | None, *, begins: bool) -> None:
-        kind, attributes = "phase", {"rank": process.rank, "job": process.job, "attempt": process.attempt}
+        kind, attributes = "phase", process.who()
         if quiet is Quiet.CHECKPOINT_BEGIN:
             kind, attributes = "checkpoint_begin" if begins else "checkpoint_end", {"step": step}
         else:

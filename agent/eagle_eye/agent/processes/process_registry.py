@@ -28,6 +28,10 @@ class TrainingProcess:
     role: str = ""
     starting: bool = False
 
+    def who(self) -> dict[str, object]:
+        """Return the attributes that identify the process in an event."""
+        return {"rank": self.rank, "job": self.job, "attempt": self.attempt}
+
 
 class TrainingProcesses:
     """The newest list of this node's training processes; thread-safe."""

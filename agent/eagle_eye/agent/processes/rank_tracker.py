@@ -203,8 +203,7 @@ class Ranks:
             process = item.process
             if process.starting and code == 0:
                 return
-            who = {"rank": process.rank, "job": process.job, "attempt": process.attempt}
-            attributes = {"exit_code": code, "pid": pid, "goodbye": False, **who}
+            attributes = {"exit_code": code, "pid": pid, "goodbye": False, **process.who()}
             self._events.append(Event(self._now_s(), "process_exit", process.device, attributes))
             if len(self._events) > EVENTS_QUEUED_MAX:
                 del self._events[0]

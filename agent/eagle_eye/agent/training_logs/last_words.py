@@ -330,9 +330,8 @@ class EndedByError:
             if settled or not self._running(process.pid):
                 del self._waiting[name]
                 self._reported.add(name)
-                who = {"rank": process.rank, "job": process.job, "attempt": process.attempt}
                 text = text_of(error.words)
-                events.append(Event(error.time_s, "training_error", process.device, {"text": text, **who}))
+                events.append(Event(error.time_s, "training_error", process.device, {"text": text, **process.who()}))
         return events
 
 

@@ -37,6 +37,7 @@ class RankCourse:
 
     def __init__(self, world_size: int) -> None:
         self.step: int | None = None
+        self.warnings: set[str] = set()  # those of NCCL that were reported, without their numbers
         self._world_size = max(1, world_size)
         self._sources: dict[object, _Source] = {}
         self._leader: object = None  # the log that reported the step

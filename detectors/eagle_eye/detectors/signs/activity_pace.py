@@ -18,7 +18,7 @@ from eagle_eye.detectors.signs.once import once
 from eagle_eye.detectors.signs.peers import SIGMA_PER_MAD
 from eagle_eye.detectors.signs.periodicity import rhythm_s, stretches
 from eagle_eye.detectors.signs.under_load import lines_within, means, middle
-from eagle_eye.detectors.signs.without_hook import MOVES, NODE_MOVES, WAITING_MOVES
+from eagle_eye.detectors.signs.without_hook import MOVES, NODE_MOVES, WAITING_MOVES, throughput
 from eagle_eye.detectors.types import Floats, Window
 
 GROWTH_DISTANCE = 4.0  # standard errors
@@ -128,7 +128,7 @@ def changed_of_late(window: Window) -> tuple[PaceChange, float] | None:
 
 def _activity(window: Window, metrics: Sequence[str] = (*MOVES, NODE_MOVES)) -> Iterator[_View]:
     """Yield throughput of some of the GPUs and nodes in each row of training, (rows, columns), and the rows' times."""
-    views = [(window.device.get(metric), window.times_s) for metric in metrics]
+    views = [(throughput(window, metric), window.times_s) for metric in metrics]
     views += [(window.node.get(metric), window.node_times_s) for metric in metrics]
     for values, times_s in views:
         if values is None or len(times_s) == 0:

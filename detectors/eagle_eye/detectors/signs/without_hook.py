@@ -21,11 +21,10 @@ STEADY_MOVES = (  # counters that training moves all through a step
     "gpu_tensor_active_ratio",
     "gpu_dram_active_ratio",
     "gpu_nvlink_tx_bytes_per_second",
-    "gpu_nvlink_bytes_per_second",
 )
 MOVES = (*STEADY_MOVES, "gpu_pcie_tx_bytes_per_second")  # throughput; PCIe comes in bursts, as ports do
 NODE_MOVES = "node_rdma_tx_bytes_per_second"
-NVLINK = ("gpu_nvlink_tx_bytes_per_second", "gpu_nvlink_bytes_per_second")  # the first that is observed
+NVLINK, NVLINK_BOTH_WAYS = "gpu_nvlink_tx_bytes_per_second", "gpu_nvlink_bytes_per_second"
 WIRES_MIN = 2  # of NVLink, PCIe and ports, that must be idle to count on their own
 STEADY_RATIO = 0.5  # of a job's rows in which NVLink must have carried its usual load, to indicate a standstill
 WAITING_MOVES = "gpu_dram_active_ratio"  # waiting kernels poll memory: used only if no other counter is observed
@@ -105,7 +104,7 @@ def _idle_by_wires(window: Window) -> Work | None:
 
     A single link may be idle while the job goes on in another way.
     """
-    values = _of_nvlink(window)
+    values = throughput(window, NVLINK)
     columns = None if values is None else _heard(values)
     seen = None if columns is None or _works_at_a_glance(columns) else _seen(columns, window.times_s)
     if columns is None or seen is None or seen.idle_s == 0:
@@ -118,8 +117,10 @@ def _idle_by_wires(window: Window) -> Work | None:
     return seen._replace(by_wires=True) if len(moving) >= WIRES_MIN and not any(moving) else None
 
 
-def _of_nvlink(window: Window) -> Floats | None:
-    return next((values for name in NVLINK if (values := window.device.get(name)) is not None), None)
+def throughput(window: Window, metric: str) -> Floats | None:
+    """Return the devices' values of a metric, (T, S), None if it is unknown; of NVLink else what goes both ways."""
+    values = window.device.get(metric)
+    return window.device.get(NVLINK_BOTH_WAYS) if values is None and metric == NVLINK else values
 
 
 def _heard(values: Floats) -> Floats:
@@ -179,10 +180,10 @@ def moves(window: Window, since_s: float) -> bool | None:
 
 def _moving(window: Window, since_s: float) -> list[bool | None]:
     """Return whether each training-only counter still moves: tensor cores, then the links; None if not known."""
-    pcie = window.device.get("gpu_pcie_tx_bytes_per_second")
+    tensor, *wires = (metric for metric in MOVES if metric != WAITING_MOVES)
     return [
-        _still_moves(window.device.get("gpu_tensor_active_ratio"), window.times_s, since_s, COMPUTING_TENSOR_RATIO),
-        *(_still_moves(wire, window.times_s, since_s, USED_BYTES_PER_S) for wire in (_of_nvlink(window), pcie)),
+        _still_moves(window.device.get(tensor), window.times_s, since_s, COMPUTING_TENSOR_RATIO),
+        *(_still_moves(throughput(window, wire), window.times_s, since_s, USED_BYTES_PER_S) for wire in wires),
         _still_moves(window.node.get(NODE_MOVES), window.node_times_s, since_s, USED_BYTES_PER_S),
     ]
 
