@@ -149,7 +149,7 @@ def test_a_process_killed_on_the_way_leaves_nothing_that_the_next_one_cannot_fin
     script.write_text(f"""
 import os, signal, sys
 from pathlib import Path
-from eagle_eye.orchestrators.slurm.cluster import Cluster
+from eagle_eye.orchestrators.slurm import cluster
 from tests.orchestrators.slurm.builders import orchestrator, restart
 run = cluster.Commands.run
 def until_killed(self, *words, **more):
@@ -160,7 +160,7 @@ def until_killed(self, *words, **more):
     return run(self, *words, **more)
 cluster.Commands.run = until_killed
 ours = orchestrator(
-    Cluster(cluster.Commands(environ=cluster.environment(os.environ, {str(slurm.conf)!r}))), Path({str(tmp_path)!r})
+    cluster.Cluster(cluster.Commands(environ=cluster.environment(os.environ, {str(slurm.conf)!r}))), Path({str(tmp_path)!r})
 )
 ours.restart({job!r}, restart("n1"))
 """)
