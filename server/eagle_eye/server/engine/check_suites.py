@@ -92,6 +92,3 @@ def related(fault: str, other: str) -> bool:
     """Return whether two faults may share a cause: of one family, or one of them without a family."""
     families = {FAMILIES.get(fault, ""), FAMILIES.get(other, "")}
     return len(families) == 1 or "" in families
-
-
-__all__ = ["EVERYTHING", "FAMILIES", "Suite", "related", "suite", "unproven"]

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from eagle_eye.detectors.types import Floats
 from eagle_eye.schema import metrics as catalogue
 from eagle_eye.schema.metrics import Scope
 
-Floats = NDArray[np.floating[Any]]
 Columns = NDArray[np.intp]
 
 LINES_MIN = 48  # the minimum for detectors

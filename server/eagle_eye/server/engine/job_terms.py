@@ -10,13 +10,13 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from eagle_eye.server.engine.job_names import NAMES_MAX, is_exact, matches
+from eagle_eye.server.model.bounds import Count
 
 # Restart owners for which we request the restart; "": not stated.
 OUR_RESTART_OWNERS = frozenset({"", "eagle-eye"})
 
 Seconds = Annotated[float, Meta(ge=0)]
 Limit = Annotated[int, Meta(ge=0)]
-Count = Annotated[int, Meta(ge=1)]
 
 
 class JobTerms(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):

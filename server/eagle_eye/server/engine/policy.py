@@ -113,6 +113,3 @@ def _restart_scope(incident: Incident, plan: PlannedAction) -> RestartScope:
 
 def _word(rule: PolicyRule, ruling: Ruling) -> RuleWord:
     return RuleWord(rule.name, ruling.outcome, ruling.reason, dict(ruling.values))
-
-
-__all__ = ["RULES", "RULE_NAMES", "Decision", "Situation", "Weighing", "decide", "weigh"]
