@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from benchmarks.innocence.world import JOB, NEIGHBOUR, World
-from eagle_eye.server.engine.ledger import stand, take_out
+from eagle_eye.server.engine.ledger import SERVER, Offer, ReturnRequest, returning, stand, take_out
 from eagle_eye.server.engine.settings import PolicySettings
-from eagle_eye.server.engine.standing import SERVER, Offer, ReturnRequest, returning
 from eagle_eye.server.model.records import Node
 from eagle_eye.server.store.store import ACTIONS, NODES, Change
 

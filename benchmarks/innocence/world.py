@@ -13,7 +13,7 @@ from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import WIRE_VERSION, Frame, Rank, block
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.engine.engine import Engine
-from eagle_eye.server.engine.scheduler_contact import SchedulerReports
+from eagle_eye.server.engine.judgement import SchedulerReports
 from eagle_eye.server.engine.settings import DetectionSettings, PolicySettings
 from eagle_eye.server.jobs.reconcile import agreed_state
 from eagle_eye.server.model.records import Job

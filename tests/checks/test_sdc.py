@@ -19,7 +19,7 @@ from eagle_eye.checks.child import Children
 from eagle_eye.checks.report import reason
 from eagle_eye.checks.work import sdc_gemm as work
 from eagle_eye.checks.work.lines import FINDINGS_MAX, WorkerOutput
-from eagle_eye.server.engine import check_suites
+from eagle_eye.server.engine import ledger
 from tests.checks.builders import answered, answering, asked, gpu, host
 from tests.checks.test_command import report
 
@@ -180,7 +180,7 @@ def test_it_is_looked_for_only_when_that_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize("seconds", [corruption.WORK_S_MIN, corruption.WORK_S, corruption.WORK_S_MAX])
-@pytest.mark.parametrize("starts_s", [command.SDC_STARTS_S, check_suites.SDC_STARTS_S])
+@pytest.mark.parametrize("starts_s", [command.SDC_STARTS_S, ledger.SDC_STARTS_S])
 def test_the_second_half_has_its_time_when_the_first_took_half_a_minute_to_start(
     seconds: float, starts_s: float
 ) -> None:

@@ -12,8 +12,7 @@ import pytest
 
 from eagle_eye.cli.main import main
 from eagle_eye.server.accounts.gpu_inventory import compared
-from eagle_eye.server.engine.modes import ModeRule
-from eagle_eye.server.engine.settings import PolicySettings
+from eagle_eye.server.engine.settings import ModeRule, PolicySettings
 from eagle_eye.server.model.account_records import Comparison, Gpu, Ticket
 from eagle_eye.server.store.store import Change
 from tests.server.accounts.past import attempt, three_failures

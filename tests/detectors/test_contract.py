@@ -14,7 +14,7 @@ import pytest
 
 from eagle_eye.detectors.faults import BY_NAME
 from eagle_eye.detectors.types import Blind, Detector, Series, Verdict, Window
-from eagle_eye.server.engine.detectors import build_detectors
+from eagle_eye.server.engine.detector_schedule import build_detectors
 from eagle_eye.server.engine.settings import DetectionSettings
 from tests.detectors import courses, slow_stories
 from tests.detectors.tiny_model import tiny_model

@@ -9,7 +9,7 @@ from eagle_eye.detectors.progress.hang import CONFIDENCE_EARLY, CONFIDENCE_RIPE,
 from eagle_eye.detectors.progress.storage_stall import StorageStall
 from eagle_eye.detectors.signs.progress import Patience
 from eagle_eye.detectors.types import Pause, Verdict
-from eagle_eye.server.engine.fusion import fuse
+from eagle_eye.server.engine.incidents import fuse
 from tests.detectors.windows import Story
 
 PATIENCE = Patience(floor_s=60, typical_steps=3, start_deadline_s=1800, warmup_steps=3)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from eagle_eye.detectors.types import Blind, Detector, Pause, Verdict, Window, WindowEvent
-from eagle_eye.server.engine.detectors import build_detectors
+from eagle_eye.server.engine.detector_schedule import build_detectors
 from eagle_eye.server.engine.settings import DetectionSettings
 from tests.detectors.slow_stories import hookless, slower
 from tests.detectors.windows import NOW_S, Story

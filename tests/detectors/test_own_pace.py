@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from eagle_eye.detectors.types import Blind, Detector, Window
-from eagle_eye.server.engine.detectors import build_detectors
+from eagle_eye.server.engine.detector_schedule import build_detectors
 from eagle_eye.server.engine.settings import DetectionSettings
 from tests.detectors.slow_stories import hot
 from tests.detectors.slow_stories import job as cluster

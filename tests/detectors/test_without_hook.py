@@ -12,7 +12,7 @@ from eagle_eye.detectors.signs.gpu_activity import activity_outliers
 from eagle_eye.detectors.signs.progress import Patience, Progress, progress
 from eagle_eye.detectors.signs.without_hook import work
 from eagle_eye.detectors.types import Blind, Verdict
-from eagle_eye.server.engine.detectors import build_detectors
+from eagle_eye.server.engine.detector_schedule import build_detectors
 from eagle_eye.server.engine.settings import DetectionSettings
 from tests.detectors.windows import Story
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from eagle_eye.detectors.types import Curve, Link, Pause, Series, Steps, Window, WindowEvent
-from eagle_eye.server.engine.step_grid import StepGrid
+from eagle_eye.server.engine.grid import StepGrid
 
 NOW_S = 1_000.0
 INTERVAL_S = 1.0

@@ -27,9 +27,8 @@ from eagle_eye.server import config as configuration
 from eagle_eye.server.app import Services, build_watcher, create_app
 from eagle_eye.server.command import connection_options
 from eagle_eye.server.config import ServerConfig
-from eagle_eye.server.engine.checkpoints import AttemptCheckpoints
+from eagle_eye.server.engine.judgement import AttemptCheckpoints, SchedulerReports
 from eagle_eye.server.engine.policy import Weighing
-from eagle_eye.server.engine.scheduler_contact import SchedulerReports
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.history.history import Recorded, RecordedRow
 from eagle_eye.server.ingest.resends import Resends

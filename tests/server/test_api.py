@@ -10,7 +10,7 @@ import pytest
 from eagle_eye.server.model.account_records import Attempt
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.model.timestamps import rfc3339
-from eagle_eye.server.monitor.heartbeat import Heartbeat
+from eagle_eye.server.monitor.readiness import Heartbeat
 from eagle_eye.server.monitor.watcher import JobProgress
 from eagle_eye.server.store.store import ACTIONS, DELIVERIES, EVENTS, Change
 from tests.server.builders import NOW, FakeClock, Running, action, body, event, frame, incident, running, subscription

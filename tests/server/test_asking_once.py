@@ -11,7 +11,7 @@ from sqlalchemy import text
 from eagle_eye.schema.action import ACTION_REQUESTED, INCIDENT_OPENED, Report
 from eagle_eye.server.admin import records_copy
 from eagle_eye.server.engine import ledger
-from eagle_eye.server.engine.derived_ids import OpenedIncident, WantedAction
+from eagle_eye.server.engine.incidents import OpenedIncident, WantedAction
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.model.records import ActionState

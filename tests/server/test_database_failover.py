@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from eagle_eye.demo.postgresql import programs
-from eagle_eye.server.engine.derived_ids import WantedAction
+from eagle_eye.server.engine.incidents import WantedAction
 from eagle_eye.server.store.factory import leadership_of, open_records
 from eagle_eye.server.store.lease import LEAP
 from eagle_eye.server.store.postgresql import PostgresqlDatabase

@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
-from eagle_eye.server.engine.gathering import LATE_S
+from eagle_eye.server.engine.respond import LATE_S
+from eagle_eye.server.engine.settings import EvidenceSettings
 from eagle_eye.server.model.records import EvidenceRequest
-from eagle_eye.server.monitor.settings import EvidenceSettings
 from eagle_eye.server.requests.bundles import EVIDENCE_FOLDER, PARTIAL, Bundles
 from eagle_eye.server.requests.evidence import REQUESTS_PER_ANSWER_MAX, EvidenceRequests
 from eagle_eye.server.security.auth import mint

@@ -14,10 +14,8 @@ from eagle_eye.schema.action import Report
 from eagle_eye.schema.frame import Rank
 from eagle_eye.server.engine import ledger
 from eagle_eye.server.engine.engine import Engine
-from eagle_eye.server.engine.idle_checks import IdleCheckSettings
-from eagle_eye.server.engine.maintenance import Maintenance
-from eagle_eye.server.engine.modes import Mode
-from eagle_eye.server.engine.settings import PolicySettings
+from eagle_eye.server.engine.idle_faults import IdleCheckSettings
+from eagle_eye.server.engine.settings import Maintenance, Mode, PolicySettings
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.model.account_records import Gpu
 from eagle_eye.server.model.records import CheckOutcome, Figure, Incident, Node, NodeCheck, Subscription

@@ -14,12 +14,11 @@ import pytest
 
 from eagle_eye.cli.main import main
 from eagle_eye.schema import action as schema
-from eagle_eye.server.engine.ended import FORGET_JOB_S
 from eagle_eye.server.engine.ledger import report_action
-from eagle_eye.server.engine.maintenance import Maintenance
-from eagle_eye.server.engine.settings import PolicySettings
+from eagle_eye.server.engine.routing import FORGET_JOB_S
+from eagle_eye.server.engine.settings import Maintenance, PolicySettings
 from eagle_eye.server.model.records import Action, AuditEntry, Incident
-from eagle_eye.server.monitor.incident_closing import closed
+from eagle_eye.server.monitor.announcements import closed
 from eagle_eye.server.security.auth import mint
 from eagle_eye.server.store.factory import open_file
 from eagle_eye.server.store.store import ACTIONS, EVENTS, INCIDENTS, Change

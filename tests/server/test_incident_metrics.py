@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from eagle_eye.server.model.errors import StoreUnavailable
-from eagle_eye.server.monitor.incident_metrics import ACTIONS_MAX, INCIDENTS_MAX, IncidentListCollector, JobCollector
+from eagle_eye.server.monitor.metrics import ACTIONS_MAX, INCIDENTS_MAX, IncidentListCollector, JobCollector
 from eagle_eye.server.monitor.watcher import JobProgress
 from eagle_eye.server.store.factory import open_file
 from eagle_eye.server.store.store import Change

@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle_eye.schema.action import EPOCH_MAX
-from eagle_eye.server.engine.modes import ModeRule
-from eagle_eye.server.engine.settings import PolicySettings
+from eagle_eye.server.engine.settings import ModeRule, PolicySettings
 from eagle_eye.server.model.errors import NotLeading, StoreUnavailable
 from eagle_eye.server.monitor.readiness import replication_note
 from eagle_eye.server.store.leadership import Leadership

@@ -21,8 +21,7 @@ from eagle_eye.server.model.account_records import Gpu
 from eagle_eye.server.model.batch import batches_of
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.model.records import Subscription
-from eagle_eye.server.monitor.detection_loop import DetectionLoop
-from eagle_eye.server.monitor.row_batching import Intake
+from eagle_eye.server.monitor.detection_loop import DetectionLoop, Intake
 from eagle_eye.server.store.factory import open_file
 from eagle_eye.server.store.store import ACTIONS, DELIVERIES, INCIDENTS, Change
 from tests.server.builders import Reached

@@ -100,14 +100,25 @@ from eagle_eye.server.model.clock import Clock, SystemClock
 from eagle_eye.server.model.identity import Clusters, Naming
 from eagle_eye.server.model.records import AuditEntry
 from eagle_eye.server.monitor.cells import Cells
-from eagle_eye.server.monitor.detection_metrics import BlindCollector, DropsCollector, LatestCollector
-from eagle_eye.server.monitor.fleet_budget_metrics import FleetBudgetCollector
-from eagle_eye.server.monitor.heartbeat import Heartbeat
-from eagle_eye.server.monitor.incident_metrics import IncidentCollector, IncidentListCollector, JobCollector
-from eagle_eye.server.monitor.known_nodes import KnownNodes
-from eagle_eye.server.monitor.lease_metrics import LeaseCollector
-from eagle_eye.server.monitor.readiness import Doctor, coverage_note, identity_note, remote_write_note, replication_note
-from eagle_eye.server.monitor.recent_past import recent_past
+from eagle_eye.server.monitor.metrics import (
+    BlindCollector,
+    DropsCollector,
+    FleetBudgetCollector,
+    IncidentCollector,
+    IncidentListCollector,
+    JobCollector,
+    LatestCollector,
+    LeaseCollector,
+)
+from eagle_eye.server.monitor.readiness import (
+    Doctor,
+    Heartbeat,
+    coverage_note,
+    identity_note,
+    remote_write_note,
+    replication_note,
+)
+from eagle_eye.server.monitor.recall import KnownNodes, recent_past
 from eagle_eye.server.monitor.watcher import ALL_JOBS, JobShare, Outlook, Watcher
 from eagle_eye.server.reload import Reload
 from eagle_eye.server.requests.bundles import EVIDENCE_FOLDER, Bundles

@@ -16,8 +16,8 @@ from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.schema.private_file import open_to_others
 from eagle_eye.server.accounts.settings import AccountSettings
 from eagle_eye.server.delivery.settings import WebhookSettings
-from eagle_eye.server.engine.idle_checks import IdleCheckSettings
-from eagle_eye.server.engine.settings import DetectionSettings, PolicySettings
+from eagle_eye.server.engine.idle_faults import IdleCheckSettings
+from eagle_eye.server.engine.settings import DetectionSettings, EvidenceSettings, PolicySettings
 from eagle_eye.server.history.remote_store import settings as remote_store
 from eagle_eye.server.history.remote_store.settings import RemoteStoreSettings
 from eagle_eye.server.history.settings import HistorySettings
@@ -25,7 +25,6 @@ from eagle_eye.server.ingest.settings import IdentitySettings, IngestSettings, R
 from eagle_eye.server.jobs import settings as job_sources
 from eagle_eye.server.jobs.settings import JobSourceSettings
 from eagle_eye.server.model.bounds import Count
-from eagle_eye.server.monitor.settings import EvidenceSettings
 from eagle_eye.server.security import settings as security
 from eagle_eye.server.security.settings import LimitSettings, SignInSettings, TlsSettings
 from eagle_eye.server.site_files.node_groups import with_racks

@@ -159,9 +159,8 @@ def until_killed(self, *words, **more):
         os.kill(os.getpid(), signal.SIGKILL)
     return run(self, *words, **more)
 cluster.Commands.run = until_killed
-ours = orchestrator(
-    cluster.Cluster(cluster.Commands(environ=cluster.environment(os.environ, {str(slurm.conf)!r}))), Path({str(tmp_path)!r})
-)
+commands = cluster.Commands(environ=cluster.environment(os.environ, {str(slurm.conf)!r}))
+ours = orchestrator(cluster.Cluster(commands), Path({str(tmp_path)!r}))
 ours.restart({job!r}, restart("n1"))
 """)
     died = subprocess.run(

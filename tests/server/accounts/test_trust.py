@@ -24,8 +24,7 @@ from eagle_eye.server.accounts.trust import (
     of_incidents,
     step,
 )
-from eagle_eye.server.engine.modes import mode_of
-from eagle_eye.server.engine.settings import PolicySettings
+from eagle_eye.server.engine.settings import PolicySettings, mode_of
 from eagle_eye.server.model.records import RuleWord
 from tests.server.accounts.past import attempt
 from tests.server.builders import NOW, action, incident

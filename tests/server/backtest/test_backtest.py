@@ -20,8 +20,7 @@ from eagle_eye.server.backtest.judging import BacktestTotals
 from eagle_eye.server.backtest.run import Backtest, VerdictLine
 from eagle_eye.server.backtest.score import Scorecard, poisson_upper
 from eagle_eye.server.backtest.trace import BadTrace, Label, Trace
-from eagle_eye.server.engine.node_terms import NodeTerms
-from eagle_eye.server.engine.settings import DetectionSettings, PolicySettings
+from eagle_eye.server.engine.settings import DetectionSettings, NodeTerms, PolicySettings
 from eagle_eye.simulator.scenario import Scenario
 from eagle_eye.simulator.simulate import simulate
 from eagle_eye.simulator.writer import write

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from eagle_eye.detectors.faults import FAULTS
-from eagle_eye.server.engine.policy import Situation
+from eagle_eye.server.engine.rules import Situation
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.model.records import Action, Incident
 

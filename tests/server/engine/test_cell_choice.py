@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.server.engine.cell_choice import MUCH_NODES, MUCH_RATIO, choose, next_move
+from eagle_eye.server.monitor.cells import MUCH_NODES, MUCH_RATIO, choose, next_move
 
 CELLS = ("a", "b", "c")
 JOBS = st.dictionaries(st.integers(0, 40).map("job{}".format), st.tuples(st.integers(0, 500), st.sampled_from(CELLS)))

@@ -14,14 +14,14 @@ import pytest
 from eagle_eye.detectors.types import Verdict
 from eagle_eye.schema.action import MemberRank, ResumeFrom
 from eagle_eye.server.delivery.events import request_data
-from eagle_eye.server.engine.checkpoints import (
+from eagle_eye.server.engine.judgement import (
     NOTHING_REPORTED,
     OLDER_MAX,
     AttemptCheckpoints,
     CheckpointLog,
+    Judgement,
     StepInMemory,
 )
-from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.policy import decide, weigh
 from eagle_eye.server.engine.respond import Book, respond
 from eagle_eye.server.engine.settings import PolicySettings

@@ -7,13 +7,10 @@ from typing import Any
 import pytest
 
 from eagle_eye.schema.action import MemberRank
-from eagle_eye.server.engine.checkpoints import AttemptCheckpoints, StepInMemory
-from eagle_eye.server.engine.choice_rules import BYSTANDERS, RULES, floors_for, is_supported
-from eagle_eye.server.engine.job_terms import JobTerms
-from eagle_eye.server.engine.node_terms import NodeTerms
+from eagle_eye.server.engine.judgement import AttemptCheckpoints, StepInMemory
 from eagle_eye.server.engine.policy import decide, weigh
-from eagle_eye.server.engine.ruling import PlannedAction
-from eagle_eye.server.engine.settings import PolicySettings
+from eagle_eye.server.engine.rules import BYSTANDERS, CHOICE_RULES, PlannedAction, floors_for, is_supported
+from eagle_eye.server.engine.settings import JobTerms, NodeTerms, PolicySettings
 from eagle_eye.server.model.records import Incident, RuleWord
 from tests.server.engine.situations import NOW_S, incident, past, situation
 
@@ -45,7 +42,7 @@ def word(rule: str, what: Incident, **changes: Any) -> RuleWord:
 
 
 def test_the_rules_have_the_names_of_records_and_documents() -> None:
-    assert [rule.name for rule in RULES] == [
+    assert [rule.name for rule in CHOICE_RULES] == [
         "node_terms", "accused", "drain_instead", "evidence", "confidence", "cost", "repetition", "target", "spare",
         "may_restart", "restart_owner",
     ]  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from eagle_eye.server.engine.derived_ids import AT_ONCE, Derived, OpenedIncident, WantedAction, derived_id, new_id
+from eagle_eye.server.engine.incidents import AT_ONCE, Derived, OpenedIncident, WantedAction, derived_id, new_id
 
 REQUEST = WantedAction("job", 3, "exclude_node", ("n1", "n2"))
 OPENED = OpenedIncident("job", 3, "stop")

@@ -7,9 +7,9 @@ import weakref
 
 import pytest
 
-from eagle_eye.server.engine.ended import FORGET_JOB_S
 from eagle_eye.server.engine.job_track import JobTrack
-from eagle_eye.server.engine.scheduler_contact import FAILED_S
+from eagle_eye.server.engine.judgement import FAILED_S
+from eagle_eye.server.engine.routing import FORGET_JOB_S
 from tests.server.engine.frames import START_S, Fleet
 
 LATER_S = int(FAILED_S) + 5

@@ -11,10 +11,9 @@ from eagle_eye.detectors.types import Verdict, Window
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import block
 from eagle_eye.schema.metrics import Scope
-from eagle_eye.server.engine.detector_schedule import DetectorSchedule
-from eagle_eye.server.engine.detectors import build_detectors
-from eagle_eye.server.engine.ended import FORGET_JOB_S
+from eagle_eye.server.engine.detector_schedule import DetectorSchedule, build_detectors
 from eagle_eye.server.engine.judgement import Judgement
+from eagle_eye.server.engine.routing import FORGET_JOB_S
 from eagle_eye.server.model.records import Job
 from tests.server.engine.frames import START_S, Fleet
 

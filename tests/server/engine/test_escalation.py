@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from eagle_eye.server.engine.maintenance import Maintenance
+from eagle_eye.server.engine.settings import Maintenance
 from eagle_eye.server.model.records import Action, Incident
 from tests.server.engine.frames import Fleet
 from tests.server.engine.test_respond import Office, hung, slow

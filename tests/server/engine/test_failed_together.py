@@ -10,11 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle_eye.detectors.types import Verdict
-from eagle_eye.server.engine.fusion import fuse
-from eagle_eye.server.engine.job_terms import JobTerms
-from eagle_eye.server.engine.modes import ModeRule
+from eagle_eye.server.engine.incidents import fuse
 from eagle_eye.server.engine.policy import decide, weigh
-from eagle_eye.server.engine.settings import PolicySettings
+from eagle_eye.server.engine.settings import JobTerms, ModeRule, PolicySettings
 from eagle_eye.server.model.records import Incident
 from tests.server.engine.frames import Fleet
 from tests.server.engine.situations import incident, past, situation

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from eagle_eye.detectors.faults import FAULTS
 from eagle_eye.detectors.signs.slow_share import Slowness
 from eagle_eye.detectors.types import Evidence, Verdict
-from eagle_eye.server.engine.fusion import CONFIDENCE_MAX, Finding, family_of, fuse
+from eagle_eye.server.engine.incidents import CONFIDENCE_MAX, Finding, family_of, fuse
 
 
 def verdict(fault: str, node: str | None = "n1", **changes: Any) -> Verdict:

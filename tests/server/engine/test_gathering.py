@@ -9,9 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from eagle_eye.server.engine.gathering import Gathering, reason_to_wait
 from eagle_eye.server.engine.judgement import Judgement
-from eagle_eye.server.engine.respond import Book, Response, respond
+from eagle_eye.server.engine.respond import Book, Gathering, Response, reason_to_wait, respond
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.model.records import Action, EvidenceRequest, EvidenceState, Incident
 from tests.server.engine.frames import Fleet

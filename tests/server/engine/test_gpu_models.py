@@ -6,7 +6,7 @@ import pytest
 
 from eagle_eye.detectors.types import Series
 from eagle_eye.schema.events import Event
-from eagle_eye.server.engine.gpu_models import CHARS_MAX, DEVICES_MAX, GpuModels
+from eagle_eye.server.engine.roster import CHARS_MAX, DEVICES_MAX, GpuModels
 from tests.server.engine.frames import Fleet
 
 H100, GB200 = "NVIDIA H100 80GB HBM3", "NVIDIA GB200"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.server.engine.idle_checks import WEEK_S, IdleCheckSettings, RequestedCheck, due
+from eagle_eye.server.engine.idle_faults import WEEK_S, IdleCheckSettings, RequestedCheck, due
 
 SETTINGS = IdleCheckSettings(weekly_budget_s=120, check_s=60, every_s=3_600, idle_s=600, nodes_at_once=2)
 NOW_S = 1_800_000_000.0

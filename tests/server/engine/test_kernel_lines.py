@@ -18,8 +18,8 @@ from eagle_eye.agent.loop.collector import Drops
 from eagle_eye.detectors.types import Blind, WindowEvent
 from eagle_eye.schema.driver_facts import FACTS, judged
 from eagle_eye.schema.events import Event
-from eagle_eye.server.engine.detectors import build_detectors
-from eagle_eye.server.engine.fusion import fuse
+from eagle_eye.server.engine.detector_schedule import build_detectors
+from eagle_eye.server.engine.incidents import fuse
 from eagle_eye.server.engine.policy import Decision, decide
 from eagle_eye.server.engine.settings import DetectionSettings
 from tests.detectors.windows import NOW_S, Story

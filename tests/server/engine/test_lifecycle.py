@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle_eye.detectors.types import Verdict
-from eagle_eye.server.engine.incident_changes import SETTLED_S, UPDATES_MAX, is_due, news_of
 from eagle_eye.server.engine.incidents import OPEN_STATES, fold
 from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.model.records import Incident
+from eagle_eye.server.monitor.announcements import SETTLED_S, UPDATES_MAX, is_due, news_of
 from tests.server.engine.test_fusion import verdict
 
 GONE_S = 30.0

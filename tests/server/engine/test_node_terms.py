@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from eagle_eye.server.engine.node_terms import NodeTerms
 from eagle_eye.server.engine.policy import decide, weigh
-from eagle_eye.server.engine.settings import PolicySettings
+from eagle_eye.server.engine.settings import NodeTerms, PolicySettings
 from eagle_eye.server.model.records import RuleWord
 from tests.server.engine.situations import incident, situation
 

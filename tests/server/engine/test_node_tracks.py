@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from eagle_eye.schema.events import Event
-from eagle_eye.server.engine.engine import Engine
-from eagle_eye.server.engine.node_tracks import FORGET_S, NodeTracks
+from eagle_eye.server.engine.engine import FORGET_S, Engine, NodeTracks
 from tests.server.builders import frame
 from tests.server.engine.frames import SETTINGS, START_S
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from eagle_eye.detectors.types import Pause, Verdict
-from eagle_eye.server.engine.earlier_attempt import inherited
-from eagle_eye.server.engine.job_track import JobTrack
-from eagle_eye.server.engine.pauses import PAUSES_KEPT, STEPS_FOR_PACE, PauseLog
+from eagle_eye.server.engine.job_track import PAUSES_KEPT, STEPS_FOR_PACE, JobTrack, PauseLog, inherited
 
 
 def steady(steps: int = 10, pace_s: float = 2.0) -> PauseLog:

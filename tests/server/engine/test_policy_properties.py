@@ -13,12 +13,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from eagle_eye.schema.action import MemberRank
-from eagle_eye.server.engine.job_terms import JobTerms
-from eagle_eye.server.engine.maintenance import Maintenance
-from eagle_eye.server.engine.modes import ModeRule
-from eagle_eye.server.engine.node_terms import NodeTerms
-from eagle_eye.server.engine.policy import Decision, Situation, decide, weigh
-from eagle_eye.server.engine.settings import PolicySettings
+from eagle_eye.server.engine.policy import Decision, decide, weigh
+from eagle_eye.server.engine.rules import Situation
+from eagle_eye.server.engine.settings import JobTerms, Maintenance, ModeRule, NodeTerms, PolicySettings
 from eagle_eye.server.model.records import Action, Incident
 from tests.server.engine.situations import NOW_S, actions, incidents, situation
 

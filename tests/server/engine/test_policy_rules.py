@@ -8,12 +8,8 @@ import msgspec
 import pytest
 
 from eagle_eye.schema.action import MemberRank
-from eagle_eye.server.engine.budgets import breaker_until_s, exclusions_left
-from eagle_eye.server.engine.job_terms import JobTerms
-from eagle_eye.server.engine.maintenance import Maintenance
-from eagle_eye.server.engine.modes import ModeRule
-from eagle_eye.server.engine.policy import RULE_NAMES, decide, weigh
-from eagle_eye.server.engine.settings import PolicySettings
+from eagle_eye.server.engine.policy import RULE_NAMES, breaker_until_s, decide, exclusions_left, weigh
+from eagle_eye.server.engine.settings import JobTerms, Maintenance, ModeRule, PolicySettings
 from eagle_eye.server.model.records import Incident, Node
 from tests.server.engine.situations import NOW_S, incident, past, situation
 

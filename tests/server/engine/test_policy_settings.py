@@ -9,9 +9,7 @@ import tomli_w
 
 from eagle_eye.schema.configuration import ConfigurationError, masked
 from eagle_eye.server.config import ServerConfig, load
-from eagle_eye.server.engine.job_terms import JobTerms
-from eagle_eye.server.engine.maintenance import Maintenance, in_force, moment
-from eagle_eye.server.engine.settings import PolicySettings
+from eagle_eye.server.engine.settings import JobTerms, Maintenance, PolicySettings, in_force, moment
 
 WRITTEN = """
 [policy]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from eagle_eye.server.engine.probation import probation
+from eagle_eye.server.engine.ledger import probation
 from eagle_eye.server.engine.settings import PolicySettings
 from tests.server.engine.situations import NOW_S, past
 

@@ -9,7 +9,7 @@ import pytest
 
 from eagle_eye.schema.action import MemberRank
 from eagle_eye.server.engine.judgement import Judgement
-from eagle_eye.server.engine.recurrence import HISTORY_S, recurrences
+from eagle_eye.server.engine.respond import HISTORY_S, recurrences
 from eagle_eye.server.model.records import Incident
 from tests.server.builders import incident
 

@@ -10,11 +10,9 @@ import msgspec
 import pytest
 
 from eagle_eye.detectors.types import Verdict
-from eagle_eye.server.engine.job_terms import JobTerms
 from eagle_eye.server.engine.judgement import Judgement
-from eagle_eye.server.engine.modes import ModeRule
 from eagle_eye.server.engine.respond import Book, Response, respond
-from eagle_eye.server.engine.settings import PolicySettings
+from eagle_eye.server.engine.settings import JobTerms, ModeRule, PolicySettings
 from eagle_eye.server.model.records import Action, Incident
 from tests.server.engine.frames import Fleet
 

@@ -8,9 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from eagle_eye.schema.action import MemberRank
-from eagle_eye.server.engine.judgement import Judgement
+from eagle_eye.server.engine.judgement import FAILED_S, MARGIN_S, Judgement, SchedulerContact, SchedulerReports
 from eagle_eye.server.engine.policy import decide
-from eagle_eye.server.engine.scheduler_contact import FAILED_S, MARGIN_S, SchedulerContact, SchedulerReports
 from eagle_eye.server.model.records import Job
 from tests.server.engine.frames import Fleet
 from tests.server.engine.situations import NOW_S, incident, past, situation

@@ -8,10 +8,20 @@ from hypothesis import strategies as st
 
 from eagle_eye.checks.catalogue import CHECKS
 from eagle_eye.detectors.faults import BY_NAME, FAULTS
-from eagle_eye.server.engine.check_suites import FAMILIES, related, suite, unproven
-from eagle_eye.server.engine.probation import probation
+from eagle_eye.server.engine.ledger import (
+    FAMILIES,
+    Offer,
+    ReturnRequest,
+    fault_of,
+    is_ours,
+    phase,
+    probation,
+    related,
+    returning,
+    suite,
+    unproven,
+)
 from eagle_eye.server.engine.settings import PolicySettings
-from eagle_eye.server.engine.standing import Offer, ReturnRequest, fault_of, is_ours, phase, returning
 from eagle_eye.server.model.records import CheckOutcome, Node
 from tests.server.engine.situations import NOW_S, past
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.server.engine.step_grid import StepGrid
+from eagle_eye.server.engine.grid import StepGrid
 
 ROLES = np.zeros(4, dtype=np.intp)
 

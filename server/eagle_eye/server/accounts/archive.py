@@ -304,7 +304,7 @@ def newest_audit(store: Store, too_old: Callable[[AuditEntry], bool]) -> Iterabl
 
 
 def _accuses(incident: Incident) -> bool:
-    """Return whether the incident blames one node for a job's trouble, as ``engine/recurrence.py`` counts it."""
+    """Return whether the incident blames one node for a job's trouble, as ``engine/respond.py`` counts it."""
     fault = BY_NAME.get(incident.fault)
     return (
         incident.node is not None

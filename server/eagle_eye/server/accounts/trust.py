@@ -21,9 +21,7 @@ from eagle_eye.server.accounts import goodput
 from eagle_eye.server.accounts.hindsight import JUDGED_KINDS, JUDGED_STATES, Precision, Standing, precision_of, wilson
 from eagle_eye.server.accounts.settings import AccountSettings
 from eagle_eye.server.accounts.timeline import TimelineSpan
-from eagle_eye.server.engine.job_names import matches
-from eagle_eye.server.engine.modes import CAREFULNESS, AskedKind, Mode, ModeRule, mode_of
-from eagle_eye.server.engine.settings import PolicySettings
+from eagle_eye.server.engine.settings import CAREFULNESS, AskedKind, Mode, ModeRule, PolicySettings, matches, mode_of
 from eagle_eye.server.model.records import Action, Incident
 
 ASKED_STATES = ("requested", "accepted", "running", "done", "failed", "refused")

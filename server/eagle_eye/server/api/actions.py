@@ -32,13 +32,13 @@ from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.delivery import events as outbound
 from eagle_eye.server.delivery.claims import claimed
 from eagle_eye.server.engine import ledger
-from eagle_eye.server.engine.derived_ids import WantedAction
-from eagle_eye.server.engine.modes import mode_of
+from eagle_eye.server.engine.incidents import WantedAction
+from eagle_eye.server.engine.settings import mode_of
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import IllegalTransition, Refusal
 from eagle_eye.server.model.records import Action, ActionState, Node, NodeState
-from eagle_eye.server.monitor.judgement_changes import together
+from eagle_eye.server.monitor.announcements import together
 from eagle_eye.server.monitor.watcher import Outlook
 from eagle_eye.server.security.auth import Principal
 from eagle_eye.server.store.store import (

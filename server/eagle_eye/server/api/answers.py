@@ -19,8 +19,8 @@ from eagle_eye.server.api.chart_answers import CHARTS, Resolution, dossier
 from eagle_eye.server.api.fleet_overview import Standing
 from eagle_eye.server.api.nvrx_attribution import Recommendation
 from eagle_eye.server.api.shapes import Named, Number, Time, made, many, page, shown
-from eagle_eye.server.engine.modes import AskedKind, Mode
-from eagle_eye.server.engine.standing import Phase
+from eagle_eye.server.engine.ledger import Phase
+from eagle_eye.server.engine.settings import AskedKind, Mode
 from eagle_eye.server.model import account_records as past
 from eagle_eye.server.model import records
 

@@ -14,8 +14,7 @@ from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import Refusal
 from eagle_eye.server.model.records import CellStatus
 from eagle_eye.server.model.timestamps import rfc3339
-from eagle_eye.server.monitor.cell_moves import drained, moved, why_held
-from eagle_eye.server.monitor.cells import Cells
+from eagle_eye.server.monitor.cells import Cells, drained, moved, why_held
 from eagle_eye.server.store.settings import DEFAULT_CELL
 from eagle_eye.server.store.store import CELLS, JOB_CELLS, JOBS, Change, Store
 

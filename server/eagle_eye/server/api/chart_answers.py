@@ -13,7 +13,7 @@ from msgspec import Struct
 from eagle_eye.server.api.shapes import Named, Number, Time, made, many
 from eagle_eye.server.charts.drawing import Form
 from eagle_eye.server.charts.story import Kind
-from eagle_eye.server.engine.modes import Mode
+from eagle_eye.server.engine.settings import Mode
 from eagle_eye.server.model import account_records as past
 from eagle_eye.server.model import records
 

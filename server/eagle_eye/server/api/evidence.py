@@ -36,12 +36,12 @@ from eagle_eye.server.api.requests import (
 )
 from eagle_eye.server.api.visibility import refused
 from eagle_eye.server.config import ServerConfig
-from eagle_eye.server.engine.gathering import LATE_S
+from eagle_eye.server.engine.respond import LATE_S
+from eagle_eye.server.engine.settings import EvidenceSettings
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import Refusal
 from eagle_eye.server.model.records import EvidenceKind, EvidenceRequest, EvidenceState, Incident
-from eagle_eye.server.monitor.settings import EvidenceSettings
 from eagle_eye.server.requests.bundles import Incoming, NotGzip
 from eagle_eye.server.requests.evidence import OPEN_STATES, EvidenceRequests
 from eagle_eye.server.security.auth import Principal, Tokens

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from eagle_eye.server.accounts.timeline import LATE_FLOOR_S, LATE_STEPS, stops_jobs
-from eagle_eye.server.engine.standing import Phase
+from eagle_eye.server.engine.ledger import Phase
 from eagle_eye.server.model.records import Incident
 from eagle_eye.server.monitor.watcher import JobProgress
 

@@ -26,8 +26,8 @@ from eagle_eye.server.charts.reading import Turns, read
 from eagle_eye.server.charts.story import story
 from eagle_eye.server.charts.windows import LENGTH_S_MAX, POINTS, POINTS_MAX, Stretch, around, stretch
 from eagle_eye.server.config import ServerConfig
-from eagle_eye.server.engine.modes import mode_of
-from eagle_eye.server.engine.standing import phase
+from eagle_eye.server.engine.ledger import phase
+from eagle_eye.server.engine.settings import mode_of
 from eagle_eye.server.history.history import History, QueryPart
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.model.clock import Clock

@@ -28,7 +28,7 @@ from eagle_eye.server.api.requests import (
     services,
 )
 from eagle_eye.server.engine.idle_faults import FAULT
-from eagle_eye.server.engine.standing import fault_of
+from eagle_eye.server.engine.ledger import fault_of
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import Refusal

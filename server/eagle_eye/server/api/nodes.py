@@ -32,13 +32,13 @@ from eagle_eye.server.api.requests import (
 )
 from eagle_eye.server.delivery import events as outbound
 from eagle_eye.server.engine import ledger
-from eagle_eye.server.engine.standing import ReturnRequest, fault_of, returning
+from eagle_eye.server.engine.ledger import ReturnRequest, fault_of, returning
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import Refusal
 from eagle_eye.server.model.records import Node, NodeState
 from eagle_eye.server.monitor.cells import Cells
-from eagle_eye.server.monitor.known_nodes import Forgetting, KnownNodes
+from eagle_eye.server.monitor.recall import Forgetting, KnownNodes
 from eagle_eye.server.monitor.watcher import Outlook
 from eagle_eye.server.requests.node_checks import offer_of, under_way
 from eagle_eye.server.security.auth import Principal

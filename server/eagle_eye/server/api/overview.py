@@ -14,7 +14,7 @@ from eagle_eye.server.api import fleet_overview as overview
 from eagle_eye.server.api.node_history import scores_of
 from eagle_eye.server.api.requests import Cell, Reader, answer, services
 from eagle_eye.server.config import ServerConfig
-from eagle_eye.server.engine.standing import phase
+from eagle_eye.server.engine.ledger import phase
 from eagle_eye.server.ingest.fleet import RECENT_S, Fleet, Presence
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.records import Incident, Node

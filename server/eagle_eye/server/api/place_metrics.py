@@ -9,7 +9,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from eagle_eye.server.api import fleet_overview as overview
-from eagle_eye.server.engine.standing import phase
+from eagle_eye.server.engine.ledger import phase
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import StoreUnavailable

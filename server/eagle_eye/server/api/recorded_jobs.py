@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from eagle_eye.schema.frame import Frame, encode_frame
 from eagle_eye.schema.recording import VERSION, message
 from eagle_eye.server.config import ServerConfig
-from eagle_eye.server.engine.topology import Topology
+from eagle_eye.server.engine.roster import Topology
 from eagle_eye.server.history.history import History, Recorded, UnreadableRange, speaks_of
 from eagle_eye.server.history.recording import Opening, Stated, frames_of
 from eagle_eye.server.history.remote_store.remote_store import RemoteStore

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from eagle_eye.server.delivery import events as outbound
 from eagle_eye.server.delivery import silencing
-from eagle_eye.server.engine.checkpoints import AttemptCheckpoints
-from eagle_eye.server.engine.standing import phase
+from eagle_eye.server.engine.judgement import AttemptCheckpoints
+from eagle_eye.server.engine.ledger import phase
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.model.records import (
     Action,

@@ -18,12 +18,10 @@ from eagle_eye.detectors.faults import BY_NAME
 from eagle_eye.schema import configuration
 from eagle_eye.schema.action import ActionKind, MemberRank
 from eagle_eye.schema.configuration import ConfigurationError
-from eagle_eye.server.engine.job_terms import Limit, Seconds
-from eagle_eye.server.engine.modes import Mode
+from eagle_eye.server.engine.judgement import SchedulerContact
 from eagle_eye.server.engine.policy import RULE_NAMES, Decision, Weighing, weigh
-from eagle_eye.server.engine.scheduler_contact import SchedulerContact
-from eagle_eye.server.engine.settings import PolicySettings
-from eagle_eye.server.engine.situation import Situation
+from eagle_eye.server.engine.rules import Situation
+from eagle_eye.server.engine.settings import Limit, Mode, PolicySettings, Seconds
 from eagle_eye.server.model.records import Action, ActionState, Incident, Node, NodeState
 from eagle_eye.server.site_files.node_groups import with_racks
 

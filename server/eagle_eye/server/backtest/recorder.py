@@ -23,7 +23,7 @@ from eagle_eye.server.backtest.trace_format import (
     TraceRank,
 )
 from eagle_eye.server.backtest.writer import LINK_METRICS, SAMPLE_METRICS, TraceWriter
-from eagle_eye.server.engine.topology import Topology
+from eagle_eye.server.engine.roster import Topology
 from eagle_eye.server.history.recording import Opening
 
 CHUNK_ROWS = 20_000

@@ -16,11 +16,11 @@ from eagle_eye.server.backtest.trace import Trace
 from eagle_eye.server.backtest.trace_format import HEADER_FILE, BadTrace
 from eagle_eye.server.engine import incidents as folding
 from eagle_eye.server.engine.engine import Engine
-from eagle_eye.server.engine.gpu_models import DEVICES_MAX
 from eagle_eye.server.engine.judgement import Judgement
-from eagle_eye.server.engine.policy import Situation, decide
-from eagle_eye.server.engine.recurrence import DISRUPTIVE, recurrences
-from eagle_eye.server.engine.repeated_ends import with_repeated_ends
+from eagle_eye.server.engine.policy import decide
+from eagle_eye.server.engine.respond import DISRUPTIVE, recurrences, with_repeated_ends
+from eagle_eye.server.engine.roster import DEVICES_MAX
+from eagle_eye.server.engine.rules import Situation
 from eagle_eye.server.engine.settings import DetectionSettings, PolicySettings
 from eagle_eye.server.model.records import Action, Incident
 

@@ -38,7 +38,7 @@ from eagle_eye.server.backtest.trace_format import (
     read_lines,
 )
 from eagle_eye.server.backtest.trace_rows import TableRows, TraceRows, link_rows, sample_rows
-from eagle_eye.server.engine.topology import Topology
+from eagle_eye.server.engine.roster import Topology
 from eagle_eye.server.model.records import Job
 
 __all__ = ["FORMAT", "BadTrace", "Header", "Label", "MembershipLine", "Step", "Trace", "TraceEvent", "TraceRank"]

@@ -2,32 +2,211 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from eagle_eye.detectors.learned.model_anomaly import NO_MODEL
 from eagle_eye.detectors.signs.learned_model import LearnedModel
 from eagle_eye.detectors.signs.unread_log import unread_log
 from eagle_eye.detectors.types import Verdict, Window, WindowEvent
 from eagle_eye.schema.frame import Frame, Rank
-from eagle_eye.server.engine.detector_schedule import DetectorSchedule
-from eagle_eye.server.engine.detectors import build_detectors
-from eagle_eye.server.engine.earlier_attempt import inherited, unreached_by
-from eagle_eye.server.engine.ended import FORGET_JOB_S, HELD_STATES, is_left, is_over, is_past, may_go
-from eagle_eye.server.engine.gpu_models import GpuModels
-from eagle_eye.server.engine.job_track import JobTrack
-from eagle_eye.server.engine.judgement import Judgement
-from eagle_eye.server.engine.memory import Memory
-from eagle_eye.server.engine.node_tracks import Floats, NodeTracks
-from eagle_eye.server.engine.routing import Route, RouteTable, concerned, names_other_attempt, placing
-from eagle_eye.server.engine.scheduler_contact import FAILED_S, SchedulerReports, failed_by_itself, hearing, since_s
+from eagle_eye.server.engine.detector_schedule import DetectorSchedule, build_detectors
+from eagle_eye.server.engine.grid import CURVE_LINE_BYTES
+from eagle_eye.server.engine.job_track import JobTrack, inherited, unreached_by
+from eagle_eye.server.engine.judgement import FAILED_S, Judgement, SchedulerReports, failed_by_itself, hearing, since_s
+from eagle_eye.server.engine.roster import GpuModels, Topology
+from eagle_eye.server.engine.routing import (
+    FORGET_JOB_S,
+    HELD_STATES,
+    Route,
+    RouteTable,
+    concerned,
+    is_left,
+    is_over,
+    is_past,
+    may_go,
+    names_other_attempt,
+    placing,
+)
 from eagle_eye.server.engine.settings import DetectionSettings
-from eagle_eye.server.engine.topology import Topology
 from eagle_eye.server.model.batch import Batch, ResolvedTemplate
 from eagle_eye.server.model.records import Job
+
+# Per-node columns for whole fleets: when each node was last heard, its interval, and whether it said goodbye.
+#
+# Nodes get places (column indexes) when first named, including members that were never heard. The place of a long-gone
+# node is reused.
+
+Floats = NDArray[np.float64]
+Places = NDArray[np.intp]
+PACE_S_MAX = 120.0  # upper bound on the interval that a node reports
+FORGET_S = 86_400.0  # nodes without a job that were not heard for this long are forgotten; also how often to check
+SLOW_INTERVALS = 1.5  # of a job: a node with a longer interval has its own patience
+_ROOM = 256
+
+
+class NodeTracks:
+    """All nodes recently heard or named."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, int] = {}
+        self._free: list[int] = []  # unused places below the highest
+        self._heard_s: Floats = np.full(_ROOM, -np.inf)
+        self._interval_s: Floats = np.full(_ROOM, np.nan)
+        self._farewell: NDArray[np.bool_] = np.zeros(_ROOM, dtype=np.bool_)
+        self._looked_s: float | None = None
+
+    def __contains__(self, node: object) -> bool:
+        """Whether the node has a place."""
+        return node in self._places
+
+    @property
+    def count(self) -> int:
+        """Number of nodes heard."""
+        return int(np.count_nonzero(self._heard_s > -np.inf))
+
+    def place(self, node: str) -> int:
+        """Return the node's place."""
+        place = self._places.get(node)
+        if place is None:
+            place = self._places[node] = self._free.pop() if self._free else len(self._places)
+            if place >= len(self._heard_s):
+                self._heard_s = _longer(self._heard_s, -np.inf)
+                self._interval_s = _longer(self._interval_s, np.nan)
+                self._farewell = _longer(self._farewell, False)
+        return place
+
+    def places(self, nodes: Iterable[str]) -> Places:
+        """Return the nodes' places, in their order: (N,)."""
+        return np.array([self.place(node) for node in nodes], dtype=np.intp)
+
+    def members(self, nodes: Iterable[str], memo: dict[Any, Any]) -> Places:
+        """Return the places of a job's nodes; ``memo`` is emptied when a member joins."""
+        known: Places | None = memo.get(NodeTracks)
+        if known is None:
+            known = memo[NodeTracks] = self.places(nodes)
+        return known
+
+    def meet(self, node: str, received_s: float, interval_s: float) -> int:
+        """Record a node that reports, with its interval if it is new; return its place."""
+        place = self.place(node)
+        if self._heard_s[place] == -np.inf:
+            self._heard_s[place] = received_s
+            self._interval_s[place] = interval_s
+        return place
+
+    def forget_gone(self, now_s: float, in_jobs: Callable[[], Collection[str]]) -> bool:
+        """Forget, once a day, nodes not heard for a day and not in ``in_jobs()``, those that have a job.
+
+        Return whether it ran: then stored places are void, except for those of ``in_jobs()``.
+        """
+        if self._looked_s is None or now_s < self._looked_s:
+            self._looked_s = now_s
+        if now_s - self._looked_s < FORGET_S:
+            return False
+        self._looked_s = now_s
+        kept = in_jobs()
+        gone = [n for n, place in self._places.items() if self._heard_s[place] < now_s - FORGET_S and n not in kept]
+        for node in gone:
+            place = self._places.pop(node)
+            self._heard_s[place], self._interval_s[place], self._farewell[place] = -np.inf, np.nan, False
+            self._free.append(place)
+        return True
+
+    def hear(self, place: int, received_s: float, *, farewell: bool) -> None:
+        """Record that a node was heard; ``farewell``: it said goodbye."""
+        self._heard_s[place] = max(self._heard_s[place], received_s)
+        self._farewell[place] = farewell
+
+    def hear_all(self, places: Places, received_s: Floats) -> None:
+        """Record that nodes were heard, none of them with a goodbye."""
+        np.maximum.at(self._heard_s, places, received_s)
+        self._farewell[places] = False
+
+    def interval_s(self, node: str) -> float | None:
+        """Return the node's reporting interval; None if never heard."""
+        place = self._places.get(node)
+        return None if place is None or self._heard_s[place] == -np.inf else float(self._interval_s[place])
+
+    def longest_interval_s(self, nodes: Iterable[str]) -> float:
+        """Return the longest interval of the nodes' agents, 1 s if none was heard yet."""
+        known = [interval_s for interval_s in map(self.interval_s, nodes) if interval_s is not None]
+        return max(known, default=1.0)
+
+    def pace_s(self, node: str) -> float:
+        """Return the reporting interval of a node that was heard."""
+        return float(self._interval_s[self._places[node]])
+
+    def set_interval_s(self, place: int, interval_s: float) -> bool:
+        """Set a node's reporting interval; return whether it changed."""
+        if self._interval_s[place] == interval_s:
+            return False
+        self._interval_s[place] = interval_s
+        return True
+
+    def farewell(self, places: Places) -> NDArray[np.bool_]:
+        """Return whether each of the nodes has said goodbye: (N,)."""
+        said: NDArray[np.bool_] = self._farewell[places]
+        return said
+
+    def heard_s(self, places: Places, interval_s: float, silent_intervals: float) -> Floats:
+        """Return when each of the nodes was last heard, for a job of this interval: (N,), -inf for never.
+
+        A node that reports far less often than the job's others (scraped by Prometheus, among agents) counts as heard
+        for as long as its own interval allows.
+        """
+        own_s = self._interval_s[places]
+        patience_s = silent_intervals * (np.minimum(own_s, PACE_S_MAX) - interval_s)
+        found: Floats = self._heard_s[places] + np.where(own_s > SLOW_INTERVALS * interval_s, patience_s, 0.0)
+        return found
+
+
+def _longer(column: NDArray[Any], rest: object) -> NDArray[Any]:
+    return np.concatenate([column, np.full(len(column), rest, dtype=column.dtype)])
+
+
+WINDOW_BYTES_MAX = 5 << 29  # of all jobs' rows in view: a larger fleet keeps a shorter time
+STEP_BYTES_MAX = 1 << 30  # of all ranks' steps: a larger fleet keeps fewer
+CURVE_BYTES_MAX = 1 << 29  # of all jobs' curves
+SPARE = 1.25  # allocated beyond what is kept
+
+
+class Memory:
+    """The limits per job; they only ever decrease."""
+
+    def __init__(self) -> None:
+        self._lines = sys.maxsize  # of each job's rows...
+        self._steps = self._curve = sys.maxsize  # ...of its ranks' steps, and of its own course
+
+    def limit(self, track: JobTrack) -> None:
+        """Apply the limits to a job."""
+        track.limit(self._lines)
+        track.limit_steps(self._steps, self._curve)
+
+    def bound(self, tracks: Collection[JobTrack]) -> None:
+        """Make all jobs fit."""
+        per_line = sum(track.bytes_per_line for track in tracks)
+        lines = int(WINDOW_BYTES_MAX / SPARE) // max(per_line, 1)
+        if lines < self._lines:
+            # Lower than needed, so that a fleet that grows node by node is not resized for each.
+            self._lines = lines - lines // 8
+            for track in tracks:
+                track.limit(self._lines)
+        per_step = sum(track.bytes_per_step for track in tracks)
+        steps = int(STEP_BYTES_MAX / SPARE) // max(per_step, 1)
+        curve = int(CURVE_BYTES_MAX / SPARE) // (CURVE_LINE_BYTES * max(len(tracks), 1))
+        if steps < self._steps or curve < self._curve:
+            self._steps = steps - steps // 8 if steps < self._steps else self._steps
+            self._curve = curve - curve // 8 if curve < self._curve else self._curve
+            for track in tracks:
+                track.limit_steps(self._steps, self._curve)
+
 
 # Scheduler states of a job that should make steps. The engine makes no claim about jobs in other states.
 RUNNING_STATES = frozenset({"running"})

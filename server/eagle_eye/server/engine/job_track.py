@@ -6,32 +6,200 @@ import math
 import sys
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from eagle_eye.detectors.progress.failed_start import UNREACHED
 from eagle_eye.detectors.signs.peers import latest
 from eagle_eye.detectors.signs.progress import QUIET_PHASES, newest_steps_s
-from eagle_eye.detectors.types import Beginning, Curve, Floats, Link, Series, Window, WindowEvent
+from eagle_eye.detectors.types import (
+    Beginning,
+    Curve,
+    Floats,
+    Link,
+    Pause,
+    Reports,
+    Series,
+    Verdict,
+    Window,
+    WindowEvent,
+)
 from eagle_eye.schema.action import MemberRank
 from eagle_eye.schema.metrics import Scope
-from eagle_eye.server.engine.attempt_progress import Advance
-from eagle_eye.server.engine.checkpoints import REPORTED, CheckpointLog
-from eagle_eye.server.engine.earlier_attempt import NOTHING, Earlier
-from eagle_eye.server.engine.gpu_models import INVENTORY, Named
-from eagle_eye.server.engine.grid import Columns, Grid
-from eagle_eye.server.engine.pauses import PauseLog
-from eagle_eye.server.engine.roster import Roster
-from eagle_eye.server.engine.step_grid import STEP_METRICS, StepGrid
-from eagle_eye.server.engine.topology import Topology
+from eagle_eye.server.engine.grid import STEP_METRICS, Columns, Grid, StepGrid
+from eagle_eye.server.engine.judgement import REPORTED, CheckpointLog
+from eagle_eye.server.engine.roster import INVENTORY, Named, Roster, Topology
 from eagle_eye.server.model.records import Job
+
+LASTING_STATES = frozenset({"running", "suspended"})  # in which a job's processes live on
+
+
+class Advance:
+    """The steps of one attempt: ``first_step`` (NaN: none), ``highest_step`` (-1: none).
+
+    ``advanced_s`` is the end of the interval in which the last step finished, or the start of the attempt before any
+    did. An attempt that its scheduler stops and runs again is treated as just started (``started_s``): no step is due
+    yet, and its first may be one that was made before.
+    """
+
+    def __init__(self, started_s: float) -> None:
+        self.started_s = self.advanced_s = started_s
+        self.first_step, self.highest_step = math.nan, -1.0
+        self._stopped = self._ended = False
+        self._left_at_step = math.nan  # repeated by rows of ranks that have ended
+
+    def take_word(self, job: Job) -> bool:
+        """Apply a scheduler's or launcher's report of whether the attempt runs; return whether it began anew.
+
+        Then its processes are new ones: only a suspended job's go on.
+        """
+        stopped, self._stopped = self._stopped, job.state != "running"
+        self._ended = self._ended or job.state not in LASTING_STATES
+        if not stopped or self._stopped:
+            return False
+        anew, self._ended = self._ended, False
+        self.started_s = max(self.started_s, job.updated_s)
+        self.advanced_s = max(self.advanced_s, job.updated_s)
+        if self.highest_step >= 0:
+            self._left_at_step = self.highest_step
+        self.first_step, self.highest_step = math.nan, -1.0
+        return anew
+
+    def is_news(self, step: float) -> bool:
+        """Whether no rank has finished the step before."""
+        return step > self.highest_step and (self.highest_step >= 0 or step != self._left_at_step)
+
+    def take(self, time_s: float, lowest: float, highest: float) -> None:
+        """Record the lowest and highest newly finished step that ranks report at a time."""
+        if self.highest_step < 0:
+            self.first_step = lowest
+        self.highest_step = highest
+        self.advanced_s = max(self.advanced_s, time_s)  # a clock that was set back reports earlier times
+
+
+PAUSES_KEPT, PACES_KEPT = 64, 32
+PAUSE_STEPS = 3.0  # a gap of more than this many times what its steps usually take holds a pause...
+LONG_STEP_STEPS, LONG_STEP_S = 1.5, 10.0  # ...or, where steps are long, so many times and so much longer
+STEPS_FOR_PACE = 5  # steps before the pace is known well enough to recognise a pause
+STANDSTILLS = frozenset({"hang", "network_hang"})
+
+
+class PauseLog:
+    """Keeps the newest pauses, oldest first, and the pace of one attempt, which defines a pause.
+
+    ``earlier`` are those of earlier attempts.
+    """
+
+    def __init__(self, earlier: Sequence[Pause] = ()) -> None:
+        self._pauses: deque[Pause] = deque(earlier, maxlen=PAUSES_KEPT)
+        self._paces: deque[float] = deque(maxlen=PACES_KEPT)
+        self._gaps_s: deque[float] = deque(maxlen=PACES_KEPT)
+        self._steps_seen = 0
+        self._accused = False
+
+    @property
+    def pauses(self) -> tuple[Pause, ...]:
+        """Pauses that ended well, oldest first."""
+        return tuple(self._pauses)
+
+    @property
+    def pace_s(self) -> float | None:
+        """The recent median time of a step; None before the second."""
+        return sorted(self._paces)[len(self._paces) // 2] if self._paces else None
+
+    @property
+    def reports(self) -> Reports:
+        """How often progress is heard of in this attempt; phases without due steps are left out."""
+        gaps_s = sorted(self._gaps_s)
+        return Reports(self._steps_seen, gaps_s[len(gaps_s) // 2] if gaps_s else 0.0)
+
+    def note_verdicts(self, verdicts: Sequence[Verdict]) -> None:
+        """Record whether a verdict names a node as holding the job up in the current standstill."""
+        self._accused = self._accused or any(v.fault in STANDSTILLS and v.nodes for v in verdicts)
+
+    def note_steps(self, gap_s: float, steps: float, interval_s: float) -> None:
+        """Record that ``steps`` steps finished after ``gap_s``; a gap far beyond the pace is kept as a pause.
+
+        Steps of which no row arrived are none: after an outage of the server the newest rows arrive first.
+        """
+        self._steps_seen += 1
+        pace_s = self.pace_s or math.inf
+        usual_s = pace_s * steps
+        longer_s = min(PAUSE_STEPS * usual_s, max(LONG_STEP_STEPS * usual_s, usual_s + LONG_STEP_S))
+        if self._steps_seen > STEPS_FOR_PACE and gap_s > max(longer_s, 2 * interval_s):
+            self._pauses.append(Pause("", gap_s - (steps - 1) * pace_s, self._accused))
+        self._paces.append(gap_s / steps)
+        self._gaps_s.append(gap_s)
+        self._accused = False
+
+    def note_phase(self, phase: str, seconds: float) -> None:
+        """Record a phase without due steps, now that it has ended."""
+        self._pauses.append(Pause(phase, seconds, self._accused))
+        self._accused = False
+
+
+UNREACHED_MAX = 16  # nodes of consecutive failed starts that are remembered
+
+
+class Earlier(NamedTuple):
+    """``curve`` is that of the last attempt that made steps, None if none did.
+
+    ``mute_starts`` counts the immediately preceding attempts that passed the start deadline without a step,
+    ``unreached`` lists the nodes named in such attempts as the only ones unable to reach the others. ``pauses`` are
+    those that the job has made: a restart does not change what the program does.
+    """
+
+    curve: Curve | None = None
+    mute_starts: int = 0
+    unreached: tuple[str, ...] = ()
+    pauses: tuple[Pause, ...] = ()
+
+    @property
+    def starts(self) -> tuple[int, tuple[str, ...]]:
+        """What the immediately preceding attempts without a step imply for this one's start."""
+        return self.mute_starts, self.unreached
+
+
+NOTHING = Earlier()
+
+
+class Before(Protocol):
+    """The previous attempt, as far as it matters here."""
+
+    started_s: float
+    earlier: Earlier
+    unreached: tuple[str, ...]
+    course: PauseLog
+
+    @property
+    def curve(self) -> Curve:
+        """The job's curve by step."""
+        ...
+
+
+def unreached_by(verdicts: Iterable[Verdict]) -> tuple[str, ...]:
+    """Return the nodes that verdicts name as the only ones unable to reach the others as the attempt started."""
+    return next((verdict.nodes for verdict in verdicts if UNREACHED in verdict.kinds), ())
+
+
+def inherited(before: Before | None, now_s: float, start_deadline_s: float) -> Earlier:
+    """Return what an attempt that begins at ``now_s`` inherits from the previous one, None if there is none."""
+    if before is None:
+        return NOTHING
+    if len(before.curve.number):
+        return Earlier(before.curve, pauses=before.course.pauses)
+    mute = now_s - before.started_s >= start_deadline_s
+    unreached = (*before.earlier.unreached, *before.unreached)[-UNREACHED_MAX:]
+    return Earlier(before.earlier.curve, before.earlier.mute_starts + mute, unreached, before.course.pauses)
+
 
 EVENTS_KEPT = 4_096  # of one attempt; the first ones matter most, so later ones are dropped and counted
 REPEATS_KEPT = 32  # of one kind, subject and device, so that one flooding node does not displace others
 EVENT_SUBJECTS = ("code", "link", "process")  # the attribute that identifies the subject
 UNJUDGED = frozenset({INVENTORY})  # a large job's GPU inventories alone would leave no room for events that are judged
-GRID_LINES_MIN = 16  # rows kept however long the interval
+ROWS_MIN = 16  # rows kept however long the interval
 GRID_LINES_MAX = 1 << 18  # and however short: a window of 15 minutes at 300 rows a second
 ENDS = frozenset({"process_exit", "training_error"})  # of processes
 ROW_METRICS = frozenset({"train_step", *STEP_METRICS})
@@ -94,7 +262,7 @@ class JobTrack:
 
     def _make_grids(self, interval_s: float) -> None:
         asked = math.ceil(min(self._window_s / interval_s, GRID_LINES_MAX))
-        depth = min(max(asked, GRID_LINES_MIN), self._lines_max)
+        depth = min(max(asked, ROWS_MIN), self._lines_max)
         self._grids_of = {scope: Grid(scope, interval_s, depth) for scope in Scope}
         self._devices, self._node_rows, self._link_rows = (self._grids_of[scope] for scope in Scope)
         self._devices.add_columns(self._roster.series_count)

@@ -9,7 +9,7 @@ import numpy as np
 
 from eagle_eye.schema.action import MemberRank
 from eagle_eye.schema.frame import Block, Frame
-from eagle_eye.server.engine.topology import Topology
+from eagle_eye.server.engine.roster import Topology
 from eagle_eye.server.history.history import Recorded
 from eagle_eye.server.model.node_clocks import corrected
 

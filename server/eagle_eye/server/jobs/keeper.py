@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from eagle_eye.schema.backoff import Backoff
 from eagle_eye.schema.names import is_name
 from eagle_eye.server.engine.idle_faults import NO_JOB
-from eagle_eye.server.engine.scheduler_contact import SchedulerReports
+from eagle_eye.server.engine.judgement import SchedulerReports
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.ingest.remote_write.keeper import SENDER, SENDER_UNPACED
 from eagle_eye.server.jobs.reconcile import Knowledge, ObservedJob, Reconciled, reconcile

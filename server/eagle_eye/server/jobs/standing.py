@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from eagle_eye.server.engine import ledger
-from eagle_eye.server.engine.standing import is_ours
+from eagle_eye.server.engine.ledger import is_ours
 from eagle_eye.server.jobs.source import ScheduledNode
 from eagle_eye.server.model.identity import NodeNames
 from eagle_eye.server.model.records import Node

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+from eagle_eye.server.delivery import events
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.history.history import History
 from eagle_eye.server.ingest.fleet import RECENT_S, Fleet
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.model.identity import CLUSTER_MARK
+from eagle_eye.server.model.subscription_filters import wants
 from eagle_eye.server.monitor.watcher import Outlook, Watcher
 from eagle_eye.server.store.leadership import Leadership
-from eagle_eye.server.store.store import Store
+from eagle_eye.server.store.periodic import repeat
+from eagle_eye.server.store.store import SUBSCRIPTIONS, Change, Store
 from eagle_eye.server.telemetry.counters import Telemetry
 
 PROBE_S = 2.0  # an answer is cached for this long, so that frequent requests do not wear out the disk
@@ -217,3 +221,25 @@ class Doctor:
 
 def _all_ok(checks: Mapping[str, str]) -> bool:
     return all(said == "ok" for said in checks.values())
+
+
+class Heartbeat:
+    """The heartbeat; ``interval_s`` 0 disables it."""
+
+    def __init__(self, store: Store, doctor: Doctor, clock: Clock, interval_s: float, public_url: str) -> None:
+        self._store = store
+        self._doctor = doctor
+        self._clock = clock
+        self._interval_s = interval_s
+        self._public_url = public_url
+
+    async def run(self) -> None:
+        """Send a heartbeat at every interval until cancelled."""
+        await repeat(lambda: asyncio.to_thread(self.beat), self._interval_s, "no heartbeat", wait_first=True)
+
+    def beat(self) -> None:
+        """Commit one heartbeat, if the server is ready and any subscription wants it. Raises StoreUnavailable."""
+        event = events.heartbeat(self._clock.now_s(), self._interval_s, self._public_url)
+        subscriptions = self._store.all(SUBSCRIPTIONS)
+        if any(known.active and wants(known, event) for known in subscriptions) and self._doctor.is_ready():
+            self._store.commit(Change(events=(event,)))

@@ -11,9 +11,8 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from eagle_eye.detectors.signs.learned_model import LearnedModel
 from eagle_eye.schema.frame import Frame
-from eagle_eye.server.engine.checkpoints import NOTHING_REPORTED, AttemptCheckpoints
+from eagle_eye.server.engine.judgement import NOTHING_REPORTED, AttemptCheckpoints, SchedulerReports
 from eagle_eye.server.engine.policy import Weighing
-from eagle_eye.server.engine.scheduler_contact import SchedulerReports
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.ingest.resends import Resends
 from eagle_eye.server.model.batch import Batch

@@ -10,10 +10,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from eagle_eye.server.engine.settings import EvidenceSettings
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import Refusal, StoreUnavailable
 from eagle_eye.server.model.records import EvidenceRequest, EvidenceState
-from eagle_eye.server.monitor.settings import EvidenceSettings
 from eagle_eye.server.requests.bundles import Bundles, Incoming
 from eagle_eye.server.store.periodic import repeat
 from eagle_eye.server.store.store import EVIDENCE, PAGE_LIMIT_MAX, Change, Store

@@ -8,10 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
-from eagle_eye.server.engine.idle_checks import WEEK_S, IdleCheckSettings, RequestedCheck, due
-from eagle_eye.server.engine.idle_faults import FAULT, NO_JOB
-from eagle_eye.server.engine.maintenance import in_force
-from eagle_eye.server.engine.settings import PolicySettings
+from eagle_eye.server.engine.idle_faults import FAULT, NO_JOB, WEEK_S, IdleCheckSettings, RequestedCheck, due
+from eagle_eye.server.engine.settings import PolicySettings, in_force
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.records import Node, NodeCheck

@@ -13,7 +13,7 @@ from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.respond import Book, Response
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.model.records import Incident
-from eagle_eye.server.monitor.judgement_changes import announcement
+from eagle_eye.server.monitor.announcements import announcement
 from eagle_eye.server.store.store import Change, Store
 
 

@@ -16,9 +16,8 @@ from msgspec.structs import replace
 from eagle_eye.server.accounts.gpu_inventory import compared
 from eagle_eye.server.delivery import events as outbound
 from eagle_eye.server.engine import idle_faults, ledger
-from eagle_eye.server.engine.check_suites import suite, unproven
+from eagle_eye.server.engine.ledger import Offer, suite, unproven
 from eagle_eye.server.engine.settings import PolicySettings
-from eagle_eye.server.engine.standing import Offer
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.model.account_records import Comparison, Gpu
 from eagle_eye.server.model.clock import Clock
@@ -32,7 +31,7 @@ from eagle_eye.server.model.records import (
     NodeCheckState,
     OutboundEvent,
 )
-from eagle_eye.server.monitor.judgement_changes import together
+from eagle_eye.server.monitor.announcements import together
 from eagle_eye.server.requests.idle_incidents import claimed
 from eagle_eye.server.store.periodic import repeat
 from eagle_eye.server.store.store import GPU_CHECKS, GPUS, NODE_CHECKS, NODES, PAGE_LIMIT_MAX, Change, Store

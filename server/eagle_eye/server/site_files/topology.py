@@ -8,7 +8,7 @@ from typing import TypeVar
 import msgspec
 
 from eagle_eye.schema.configuration import ConfigurationError
-from eagle_eye.server.engine.topology import Topology
+from eagle_eye.server.engine.roster import Topology
 
 FILE_BYTES_MAX = 64 << 20  # some hundred thousand ports
 _ShapeT = TypeVar("_ShapeT", bound=msgspec.Struct)

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from eagle_eye.server.engine import idle_faults
 from eagle_eye.server.engine.judgement import Judgement
-from eagle_eye.server.engine.situation import FRUITLESS_STATES
+from eagle_eye.server.engine.rules import FRUITLESS_STATES
 from eagle_eye.server.model.records import Action, EvidenceRequest, Incident, Node
 from eagle_eye.server.store.store import (
     ACTIONS,

@@ -76,7 +76,8 @@ CHANGES = Table(
 )
 # Token permissions are cached between requests until this count, kept by triggers, shows that a token changed.
 TOKEN_CHANGES = Table("token_changes", metadata, Column("total", _ROW_ID, nullable=False))
-# One row: what the ids of actions and incidents are made with (derived_ids.py): no other database makes the same ones.
+# One row: what the ids of actions and incidents are made with (engine/incidents.py);
+# no other database makes the same ones.
 ACTION_IDS = Table("action_ids", metadata, Column("salt", _TEXT, primary_key=True))
 # One row: who leads, of several servers on one database (lease.py). The epoch is the key, so that transactions which
 # hold FOR KEY SHARE keep it from rising, and no renewal waits for them.

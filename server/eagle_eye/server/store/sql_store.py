@@ -14,7 +14,7 @@ from sqlalchemy import and_, bindparam, case, delete, exists, func, literal_colu
 from sqlalchemy.sql import ColumnElement, Delete, Select
 
 from eagle_eye.schema.action import HEARTBEAT, PING
-from eagle_eye.server.engine.derived_ids import Derived, WantedAction, new_id
+from eagle_eye.server.engine.incidents import Derived, WantedAction, new_id
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.model.records import (
     Action,

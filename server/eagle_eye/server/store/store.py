@@ -8,7 +8,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from eagle_eye.server.engine.derived_ids import Derived
+from eagle_eye.server.engine.incidents import Derived
 from eagle_eye.server.model.account_records import Attempt, AttemptMembers, DriverError, Gpu, GpuChecks, Ticket
 from eagle_eye.server.model.records import (
     Action,

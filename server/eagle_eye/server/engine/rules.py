@@ -1,28 +1,213 @@
-"""Policy rules that choose the action: the fault's, unless evidence, cost or terms reduce it. Pure."""
+"""What policy knows besides the incident, how a rule rules, and the rules that choose the action. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import math
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple, cast
 
 from eagle_eye.detectors.faults import BY_NAME
-from eagle_eye.schema.action import ActionKind
-from eagle_eye.server.engine.job_terms import OUR_RESTART_OWNERS
-from eagle_eye.server.engine.node_terms import STRENGTH, Floors, groups_of
-from eagle_eye.server.engine.ruling import (
-    NOT_APPLICABLE,
-    PlannedAction,
-    PolicyRule,
-    Ruling,
-    Values,
-    changed,
-    lowered,
-    passed,
+from eagle_eye.schema.action import ActionKind, MemberRank, ResumeFrom
+from eagle_eye.server.engine.judgement import (
+    NO_SCHEDULER,
+    NOTHING_REPORTED,
+    SPOILING_FAULTS,
+    AttemptCheckpoints,
+    SchedulerContact,
 )
-from eagle_eye.server.engine.settings import PolicySettings
-from eagle_eye.server.engine.situation import ASKED_STATES, NODE_KINDS, Situation, resume_from, terms
-from eagle_eye.server.model.records import Incident
+from eagle_eye.server.engine.settings import (
+    OUR_RESTART_OWNERS,
+    STRENGTH,
+    Floors,
+    Mode,
+    PolicySettings,
+    Terms,
+    groups_of,
+)
+from eagle_eye.server.model.records import Action, Incident, Node, Outcome
+
+NODE_KINDS = frozenset({"exclude_node", "drain_node"})  # actions against one node
+DISRUPTIVE_KINDS = frozenset({"exclude_node", "restart_job"})  # actions that stop a job
+UNDER_WAY_STATES = frozenset({"awaiting", "requested", "accepted", "running"})
+ASKED_STATES = UNDER_WAY_STATES | {"done"}
+FRUITLESS_STATES = frozenset({"failed", "refused", "rejected", "expired"})
+
+
+@dataclass(frozen=True)
+class Situation:
+    """Policy's input besides the incident.
+
+    ``actions`` are those of the policy's window, in any order; ``fleet_size`` is how many vouched nodes were heard;
+    ``members`` how many the job has; ``blind`` why the server cannot judge, "" if it can. ``restart_owner`` is as
+    reported by the job. ``ranks`` is the job's membership. ``standing`` holds the nodes that are not in service,
+    ``neighbours`` the other running jobs on the nodes that incidents accuse. ``crashed``: the scheduler reports that
+    the job failed. ``hearing`` is when its scheduler was heard, ``ends_s`` when its time limit ends it (None: not
+    known). ``incidents`` are the job's open ones. ``gpu_models`` are the NVML names of the job's GPUs by node; nodes
+    without a known name are missing. ``checkpoints`` is the state of the job's checkpoints in memory.
+    ``pace_left_ratio`` is the remaining share of its pace without one of its nodes, if no spare replaces it (None: one
+    does, or not reported). ``elsewhere`` are other jobs' open incidents, ``switch_of`` the switches of the nodes that
+    they and this job's accuse, as far as they are known.
+    """
+
+    settings: PolicySettings
+    actions: Sequence[Action]
+    fleet_size: int
+    members: int
+    job_state: str
+    restart_owner: str
+    blind: str
+    now_s: float
+    ranks: Sequence[MemberRank] = ()
+    standing: Mapping[str, Node] = field(default_factory=dict)
+    neighbours: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    crashed: bool = False
+    hearing: SchedulerContact = NO_SCHEDULER
+    ends_s: float | None = None
+    incidents: Sequence[Incident] = ()
+    gpu_models: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    checkpoints: AttemptCheckpoints = NOTHING_REPORTED
+    pace_left_ratio: float | None = None
+    elsewhere: Sequence[Incident] = ()
+    switch_of: Mapping[str, str] = field(default_factory=dict)
+
+    # Once for each situation: most rules ask, and there may be thousands of actions.
+
+    @cached_property
+    def oldest_first(self) -> Sequence[Action]:
+        """The actions, oldest first."""
+        return by_age(self.actions)
+
+    @cached_property
+    def counted(self) -> Sequence[Action]:
+        """The actions of the window that were asked for, oldest first."""
+        return self._within_window(ASKED_STATES)
+
+    @cached_property
+    def counted_observing(self) -> Sequence[Action]:
+        """Likewise, with those that would have been asked for."""
+        return self._within_window(ASKED_STATES | {"would_act"})
+
+    def _within_window(self, states: Container[str]) -> Sequence[Action]:
+        since_s = self.now_s - self.settings.window_s
+        return [a for a in self.oldest_first if a.created_s >= since_s and a.state in states]
+
+
+def outcome_words(action: Action) -> str:
+    """Return how an action ended, for people."""
+    if action.state == "expired":
+        return f"action {action.id} expired: nobody approved it or took it up in time"
+    verb = {"failed": "", "done": "is "}.get(action.state, "was ")
+    return f"action {action.id} {verb}{action.state}"
+
+
+def counted(situation: Situation, mode: Mode) -> Sequence[Action]:
+    """Return the actions of the window that count against budgets, oldest first.
+
+    Actions only recorded in observe mode count where the mode is observe, so that the budgets there are what acting
+    would have made them; they do not count in other modes.
+    """
+    return situation.counted_observing if mode == "observe" else situation.counted
+
+
+def by_age(actions: Iterable[Action]) -> list[Action]:
+    """Return the actions oldest first, whatever order they came in."""
+    return sorted(actions, key=lambda action: (action.created_s, action.id))
+
+
+def own_actions(incident: Incident, situation: Situation) -> list[Action]:
+    """Return what was requested for the incident in its attempt, oldest first, without preliminaries."""
+    return [
+        action
+        for action in situation.oldest_first
+        if action.incident_id == incident.id and action.attempt == incident.attempt and not action.preliminary
+    ]
+
+
+def is_preliminary_of(action: Action, incident: Incident) -> bool:
+    """Return whether the action is the checkpoint requested before the incident's own action."""
+    return action.preliminary and action.incident_id == incident.id and action.attempt == incident.attempt
+
+
+def resume_from(incident: Incident, situation: Situation, removal: Sequence[str]) -> ResumeFrom | None:
+    """Return where the job resumes once these nodes have left, None: not known, or not to be trusted.
+
+    After the onset of a fault of numbers a checkpoint may hold the damage.
+    """
+    before_s = incident.onset_s if incident.fault in SPOILING_FAULTS else math.inf
+    return situation.checkpoints.resume_from(len(situation.ranks), removal, before_s)
+
+
+def terms(incident: Incident, situation: Situation) -> Terms:
+    """Return the terms of the incident's job."""
+    return situation.settings.for_job(incident.job)
+
+
+Values = Mapping[str, float | str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedAction:
+    """The planned action, as left by the rules so far.
+
+    ``first`` is an action to request before it, None for none. ``notes`` are for whoever carries it out.
+    """
+
+    kind: ActionKind
+    exclude: tuple[str, ...] = ()
+    restart: bool = False
+    first: ActionKind | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def asks(self) -> bool:
+        """Whether a subscriber is to be asked for anything."""
+        return self.kind not in ("notify", "none")
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """A rule's result: its outcome, the reason (a sentence with value, limit and remedy), and the plan if changed.
+
+    A "hold" without a plan holds the action back; one with a plan reduces it.
+    """
+
+    outcome: Outcome
+    reason: str = ""
+    values: Values = field(default_factory=dict)
+    plan: PlannedAction | None = None
+
+
+class PolicyRule(NamedTuple):
+    """A rule with its stable name, used in records, in the API, in policy cases and in docs/reference/policy.md."""
+
+    name: str
+    judge: Callable[[Incident, Situation, PlannedAction], Ruling]
+
+
+NOT_APPLICABLE = Ruling("not_applicable")
+
+
+def passed(values: Values, reason: str = "") -> Ruling:
+    """Return that the rule does not object to the plan."""
+    return Ruling("pass", reason, values)
+
+
+def held(reason: str, values: Values) -> Ruling:
+    """Return that the action is held back."""
+    return Ruling("hold", reason, values)
+
+
+def lowered(plan: PlannedAction, reason: str, values: Values) -> Ruling:
+    """Return that the plan is reduced."""
+    return Ruling("hold", reason, values, plan)
+
+
+def changed(plan: PlannedAction, reason: str, values: Values) -> Ruling:
+    """Return that the plan is changed."""
+    return Ruling("changes", reason, values, plan)
+
 
 INDEPENDENT_KINDS_MIN = 2
 SLOW_BY = "compute_time"  # the one kind that suffices alone: it names the rank that the others wait for
@@ -322,7 +507,7 @@ def _bystanders(_: Incident, situation: Situation, plan: PlannedAction) -> Rulin
 
 
 NODE_TERMS = PolicyRule("node_terms", _node_terms)
-RULES = (
+CHOICE_RULES = (
     NODE_TERMS,
     PolicyRule("accused", _accused),
     PolicyRule("drain_instead", _drain_instead),
