@@ -24,7 +24,7 @@ from eagle_eye.schema.frame import CONTENT_TYPE, Frame, Rank, block, encode_fram
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.schema.rows import decode_template, read_row, template_of_row
 from eagle_eye.server import config as configuration
-from eagle_eye.server.app import Services, build_watcher, create_app
+from eagle_eye.server.app import Services, WatcherFactory, build_watcher, create_app
 from eagle_eye.server.command import connection_options
 from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.engine.judgement import AttemptCheckpoints, SchedulerReports
@@ -418,11 +418,13 @@ def running(
     reread: Callable[[], ServerConfig] | None = None,
     port: int = 0,
     judging: bool = False,
+    watching: WatcherFactory | None = None,
     **flags: Any,
 ) -> Iterator[Running]:
     """Run a server on a free port of loopback, or on ``port``; ``verify`` is the client's.
 
-    Its watcher judges nothing, unless ``judging``: then it is the real one, and ``Running.watcher`` is idle.
+    Its watcher judges nothing, unless ``judging``: then it is the real one, or with ``watching`` that one, and
+    ``Running.watcher`` is idle.
     """
     clock = clock or FakeClock()
     with socket.socket() as bound:
@@ -434,7 +436,7 @@ def running(
         config = settings(folder, listen=listen, **flags)
         if not config.records.url:
             _with_new_records(Path(config.data_dir))
-        factory = build_watcher if judging else lambda _config, _store, _clock: watcher
+        factory = watching or (build_watcher if judging else lambda _config, _store, _clock: watcher)
         front = create_app(config, clock, factory, jitter=jitter, reread=reread)
         options = connection_options(front)
         server = _PromptServer(

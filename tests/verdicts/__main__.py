@@ -1,7 +1,8 @@
 """Verdicts on some 400 traces, kept as a digest each, to show that code which only moves judges as before.
 
 ``python -m tests.verdicts --data FOLDER`` judges them and names those whose verdicts differ from the record;
-``--record`` writes the record. The traces are the simulator's in both physics and all profiles, others' physics, and
+``--record`` writes the record, ``--live`` has servers judge some of them that come over the network. The traces are
+the simulator's in both physics and all profiles, others' physics, and
 cuts out of recordings of real GPUs, which are not kept here.
 """
 
@@ -29,12 +30,15 @@ from eagle_eye.simulator.scenario import Scenario
 from eagle_eye.simulator.simulate import simulate
 from eagle_eye.simulator.writer import write
 from eagle_eye.traces import backtest
+from tests.verdicts.live import WAYS, lived
 
 RECORD = Path(__file__).with_name("record.txt")
 FIRST_SEED = 190_000_000
 OTHERS_FIRST_SEED, OTHERS = 9_000, 48  # of each of others' physics
 CUT_S, CUTS = 540.0, 6  # of each recording of GPUs that save
 NODES_OF_EIGHT = (1, 2, 4, 8)
+LIVE, LIVE_STRIDE = 40, 61  # traces through a server, and how far they are apart among all
+LIVE_REPLAYED = 8  # of so many one is replayed on the real clock
 DIGITS = 6  # of a float: processors differ in the last ones
 
 Made = Callable[[Path], None]  # writes a trace into a folder that does not exist
@@ -102,6 +106,16 @@ def cases(data: Path) -> Iterator[tuple[str, Made]]:
         yield f"traces/{source.name}", partial(copied, source)
 
 
+def live_cases(data: Path) -> Iterator[tuple[str, Callable[[], list[str]]]]:
+    """Yield a name for each of 40 traces in each way that it can come to a server, and what says what it answers."""
+    named = list(cases(data))
+    for number in range(LIVE):
+        name, make = named[number * LIVE_STRIDE % len(named)]
+        for way in WAYS:
+            if (way != "remote_write" or "/remote_write" in name) and (way != "replay" or number % LIVE_REPLAYED == 0):
+                yield f"live/{way}/{name}", partial(lived, make, way)
+
+
 def judged(make: Made) -> list[str]:
     """Return what the engine says of the trace, a line for each verdict, without its id and its folder."""
     with tempfile.TemporaryDirectory() as folder:
@@ -133,16 +147,18 @@ def main() -> int:
     """Judge the traces; 1 where the verdicts of any differ from the record."""
     parser = argparse.ArgumentParser(prog="python -m tests.verdicts", description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="the folder with others' traces and recordings")
+    parser.add_argument("--live", action="store_true", help="some of them through servers that listen")
     parser.add_argument("--record", action="store_true", help="write the record")
     parser.add_argument("--only", default="", metavar="BEGINNING", help="of the traces' names")
     parser.add_argument("--lines", type=Path, help="keep each trace's verdicts in this folder, for diff")
     parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args()
     known = dict(line.split() for line in RECORD.read_text().splitlines()) if RECORD.exists() else {}
-    chosen = {name: make for name, make in cases(args.data) if name.startswith(args.only)}
+    every = live_cases(args.data) if args.live else ((name, partial(judged, make)) for name, make in cases(args.data))
+    chosen = {name: work for name, work in every if name.startswith(args.only)}
     found: dict[str, str] = {}
     with ProcessPoolExecutor(args.workers) as pool:
-        waiting = {pool.submit(judged, make): name for name, make in chosen.items()}
+        waiting = {pool.submit(work): name for name, work in chosen.items()}
         console = Console(stderr=True)
         for done in track(as_completed(waiting), "judging", len(waiting), console=console):
             name = waiting[done]
