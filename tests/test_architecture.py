@@ -133,7 +133,7 @@ def test_every_key_is_in_the_docs(shape: type[msgspec.Struct]) -> None:
 
 
 SHARED_CLASS_NAMES = {
-    "Needs": "what each endpoint module needs of the server",
+    "Needs": "what a file needs of the server",
     # Kubernetes' own names, read by the server and by the orchestrator, of which neither imports the other
     **dict.fromkeys(("Condition", "ContainerState", "ContainerStatus", "Metadata", "NodeSpec"), "Kubernetes"),
     **dict.fromkeys(("Pod", "PodSpec", "PodStatus", "Taint"), "Kubernetes"),

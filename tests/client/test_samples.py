@@ -118,7 +118,7 @@ def test_a_history_that_breaks_off_does_not_end(server: Running) -> None:
 def test_what_is_lacking_is_a_warning_and_nonsense_no_recording(
     server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from eagle_eye.server.api import recorded_jobs
+    from eagle_eye.server.api import metric_history
     from eagle_eye.server.history.history import UnreadableRange
 
     history = server.dispatcher.services.history
@@ -128,7 +128,7 @@ def test_what_is_lacking_is_a_warning_and_nonsense_no_recording(
         assert sum(map(len, Client(server.url).samples("job", NOW, NOW + SECONDS))) == 2 * SECONDS * 3
     assert told[0].filename == __file__
     for nonsense in (message(b""), message(b"\xc1") + message(b""), message(b"\x81\xa7version\x09")):
-        monkeypatch.setattr(recorded_jobs, "stream", lambda *_a, said=nonsense, **_k: iter([said]))
+        monkeypatch.setattr(metric_history, "stream", lambda *_a, said=nonsense, **_k: iter([said]))
         with pytest.raises(UnreadableAnswer):
             samples(server)
 

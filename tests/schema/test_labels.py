@@ -18,7 +18,7 @@ from eagle_eye.schema.labels import (
     throttled_by,
 )
 from eagle_eye.schema.metrics import METRICS
-from eagle_eye.server.charts.drawing import STAND_INS
+from eagle_eye.server.charts.plots import STAND_INS
 from eagle_eye.server.model.records import (
     ActionState,
     DeliveryState,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from eagle_eye.schema.action import MemberRank
-from eagle_eye.server.api.action_preview import asked_again
+from eagle_eye.server.api.actions import asked_again
 from eagle_eye.server.engine.policy import weigh
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.model.errors import IllegalTransition

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from eagle_eye.schema.events import Event
-from eagle_eye.server.api import job_charts
+from eagle_eye.server.api import jobs
 from eagle_eye.server.history.embedded_history import EmbeddedHistory
 from eagle_eye.server.store.store import Change
 from tests.server.builders import NOW, FakeClock, Running, body, frame, incident, running
@@ -107,7 +107,7 @@ def test_a_dossier_says_where_the_accused_is_and_what_to_type(server: Running) -
 def test_a_job_of_which_even_one_node_has_many_frames_still_has_a_course(
     server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_charts, "FRAMES_MAX", 1)
+    monkeypatch.setattr(jobs, "FRAMES_MAX", 1)
     found = server.client.get("/api/v1/jobs/job/course").json()
     assert found["nodes_read"] == 1
     assert any(value is not None for value in found["series"]["step_seconds"]["median"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from typing import Any
 
-from eagle_eye.server.api.nvrx_attribution import LOGS_MAX, Submitted, SubmittedLogs, attribute, body
+from eagle_eye.server.api.nvrx import LOGS_MAX, Submitted, SubmittedLogs, attribute, body
 from eagle_eye.server.model.records import Token
 from eagle_eye.server.security.auth import sha256
 from eagle_eye.server.store.store import Change

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from eagle_eye.schema.configuration import ConfigurationError
-from eagle_eye.server.api.stream import KEEPALIVE_S
+from eagle_eye.server.api.events import KEEPALIVE_S
 from eagle_eye.server.security.auth import mint
 from eagle_eye.server.security.sessions import COOKIE_BYTES_MAX, Cookie, Session
 from eagle_eye.server.store.store import ENDED_SESSIONS, Change

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from eagle_eye.server.api.fleet_overview import accused, loss, not_seen, places_of, standing
+from eagle_eye.server.api.overview import accused_in, loss_of, not_seen, places_of, standing
 from eagle_eye.server.model.records import Node
 from eagle_eye.server.monitor.watcher import JobProgress
 from eagle_eye.server.store.store import Change
@@ -44,10 +44,10 @@ class TestNotSeen:
 
 class TestLoss:
     def test_a_job_that_makes_steps_loses_nothing(self) -> None:
-        assert loss(course(), [], NOW) is None
+        assert loss_of(course(), [], NOW) is None
 
     def test_a_job_that_hangs_loses_all_its_gpus_since_the_onset(self) -> None:
-        found = loss(course(), [incident(fault="hang", attempt=2, onset_s=NOW - 1800)], NOW)
+        found = loss_of(course(), [incident(fault="hang", attempt=2, onset_s=NOW - 1800)], NOW)
         assert found is not None
         assert (found.kind, found.gpus, found.incident_id) == ("stopped", 16.0, "inc_1")
         assert found.gpu_hours(NOW) == 8.0
@@ -55,44 +55,44 @@ class TestLoss:
     def test_a_slow_job_loses_the_share_that_its_worst_slowness_costs(self) -> None:
         mild = incident("inc_a", fault="straggler", attempt=2, slowdown_ratio=0.1, onset_s=NOW - 3600)
         bad = incident("inc_b", fault="straggler", attempt=2, slowdown_ratio=0.25, onset_s=NOW - 1800)
-        found = loss(course(), [mild, bad], NOW)
+        found = loss_of(course(), [mild, bad], NOW)
         assert found is not None
         assert (found.kind, found.incident_id) == ("slow", "inc_b")
         assert found.gpus == pytest.approx(16 * 0.2)
 
     def test_a_job_without_a_step_for_long_is_reported_though_no_incident_says_why(self) -> None:
-        found = loss(course(progressed_s=NOW - 300), [], NOW)
+        found = loss_of(course(progressed_s=NOW - 300), [], NOW)
         assert found is not None
         assert (found.kind, found.incident_id, found.since_s) == ("unexplained", "", NOW - 300)
 
     def test_the_next_step_of_a_job_of_long_steps_is_not_missed_yet(self) -> None:
-        assert loss(course(progressed_s=NOW - 300, step_s=120.0), [], NOW) is None
+        assert loss_of(course(progressed_s=NOW - 300, step_s=120.0), [], NOW) is None
 
     @pytest.mark.parametrize(
         "over", [{"state": "false"}, {"state": "recovered"}, {"attempt": 1}, {"merged_into": "inc_2"}]
     )
     def test_an_incident_that_is_over_or_anothers_costs_nothing(self, over: dict[str, Any]) -> None:
-        assert loss(course(), [incident(**{"fault": "hang", "attempt": 2, **over})], NOW) is None
+        assert loss_of(course(), [incident(**{"fault": "hang", "attempt": 2, **over})], NOW) is None
 
     def test_of_a_job_that_nobody_hears_nobody_can_tell(self) -> None:
-        assert loss(course(heard=0), [incident(fault="hang", attempt=2)], NOW) is None
+        assert loss_of(course(heard=0), [incident(fault="hang", attempt=2)], NOW) is None
 
     def test_a_job_that_is_completing_loses_nothing(self) -> None:
-        assert loss(course(state="completing", progressed_s=NOW - 300), [], NOW) is None
+        assert loss_of(course(state="completing", progressed_s=NOW - 300), [], NOW) is None
 
     def test_where_nobody_knows_how_many_gpus_there_are_the_loss_has_no_size(self) -> None:
-        found = loss(course(gpus=None), [incident(fault="hang", attempt=2)], NOW)
+        found = loss_of(course(gpus=None), [incident(fault="hang", attempt=2)], NOW)
         assert found is not None
         assert found.gpu_hours(NOW) is None
 
 
 class TestStanding:
     def test_a_node_is_accused_by_the_gravest_of_its_incidents(self) -> None:
-        found = accused([incident(nodes=["n1"]), incident("inc_2", nodes=["n1", "n2"], state="suspected")])
+        found = accused_in([incident(nodes=["n1"]), incident("inc_2", nodes=["n1", "n2"], state="suspected")])
         assert found == {"n1": "accused", "n2": "suspected"}
 
     def test_incidents_that_are_over_accuse_nobody(self) -> None:
-        assert accused([incident(nodes=["n1"], state="recovered")]) == {}
+        assert accused_in([incident(nodes=["n1"], state="recovered")]) == {}
 
     def test_trouble_goes_before_standing_and_standing_before_silence(self) -> None:
         assert standing("excluded", "accused", fresh=False) == "accused"

@@ -14,7 +14,7 @@ from eagle_eye.cli.tables import Column, print_table, printable
 from eagle_eye.client import Client, ClientError
 from eagle_eye.schema import notation
 from eagle_eye.schema.labels import AWAITING, author_label, chart_label, metric_label, shown_state, state_label
-from eagle_eye.server.charts.commands import typed
+from eagle_eye.server.charts.dossier import typed
 
 CHARTS_MAX = 4  # of an incident's metrics, drawn as one line each
 CHART_CHARS = 40

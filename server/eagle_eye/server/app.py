@@ -29,31 +29,20 @@ from eagle_eye.server.admin.integrity import Integrity
 from eagle_eye.server.api import (
     accounts,
     actions,
-    audit,
-    cells,
-    deliveries,
+    credentials,
     description,
-    enrolment,
+    events,
     evidence,
-    health,
-    history,
-    incident_charts,
     incidents,
-    job_charts,
     jobs,
-    node_checks,
-    node_history,
+    metric_history,
     nodes,
     nvrx,
     overview,
-    problems,
-    sign_in,
+    requests,
     silences,
-    stream,
-    subscriptions,
-    trust,
 )
-from eagle_eye.server.api.place_metrics import PlaceCollector
+from eagle_eye.server.api.overview import PlaceCollector
 from eagle_eye.server.api.requests import OpenStreams
 from eagle_eye.server.api.visibility import JobOwners
 from eagle_eye.server.background import keep_running
@@ -266,7 +255,7 @@ def create_app(
         lifespan=lambda _: _life(parts, reload),
     )
     api.state.services = services
-    problems.install(api, services.telemetry)
+    requests.answer_problems(api, services.telemetry)
     api.router.routes.extend(_endpoints().routes)
     nvrx.install(api)
     description.describe(api)
@@ -281,12 +270,14 @@ def create_app(
 def _endpoints() -> APIRouter:
     """Return the API's endpoints. FastAPI takes a tenth of a second to look into their signatures: once per process."""
     router = APIRouter()
-    for module in (jobs, nodes, node_checks, incidents, evidence, actions, deliveries, subscriptions, enrolment):
-        router.include_router(module.router)
-    for module in (overview, incident_charts, job_charts, silences, cells):
-        router.include_router(module.router)
-    for module in (accounts, trust, node_history, audit, history, stream, health, sign_in):
-        router.include_router(module.router)
+    for one in (jobs.router, nodes.router, nodes.checks_router, incidents.router, evidence.router, actions.router):
+        router.include_router(one)
+    for one in (events.deliveries_router, events.router, credentials.enrolment_router, overview.router):
+        router.include_router(one)
+    for one in (silences.router, overview.cells_router, accounts.router, nodes.history_router, accounts.audit_router):
+        router.include_router(one)
+    for one in (metric_history.router, events.stream_router, overview.health_router, credentials.router):
+        router.include_router(one)
     return router
 
 
@@ -546,7 +537,7 @@ def _sign_in(
         from eagle_eye.server.security.provider import Provider
 
         prepare_record_types()
-        provider = Provider(settings.provider, config.public_url + sign_in.CALLBACK, clock, refused)
+        provider = Provider(settings.provider, config.public_url + credentials.CALLBACK, clock, refused)
     proxy = Proxy(settings.proxy, refused) if settings.proxy.user_header else None
     return People(settings, store, tokens, proxy, None if provider is None else provider.session), provider
 

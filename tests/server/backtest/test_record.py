@@ -23,7 +23,7 @@ from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import CONTENT_TYPE, Frame, Rank, block
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.schema.recording import BrokenStream, messages
-from eagle_eye.server.api import history as api
+from eagle_eye.server.api import metric_history as api
 from eagle_eye.server.app import Services, create_app
 from eagle_eye.server.backtest.run import Backtest, VerdictLine
 from eagle_eye.server.backtest.trace import Trace

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from eagle_eye.server.charts.aftermath import aftermath
+from eagle_eye.server.api.incidents import aftermath
 from eagle_eye.server.model.account_records import Ticket
 from eagle_eye.server.model.records import NodeCheck
 from tests.server.builders import NOW, action, incident

@@ -13,11 +13,8 @@ from hypothesis import strategies as st
 
 from eagle_eye.schema.action import MemberRank
 from eagle_eye.schema.notation import number
-from eagle_eye.server.charts import sentence
-from eagle_eye.server.charts.band import Band, band, begun, silences, without
-from eagle_eye.server.charts.drawing import drawing_of
-from eagle_eye.server.charts.peer_selection import Cast, cast, picked
-from eagle_eye.server.charts.windows import Stretch
+from eagle_eye.server.charts import plots
+from eagle_eye.server.charts.plots import Band, Cast, Stretch, band, begun, cast, drawing_of, picked, silences, without
 from eagle_eye.server.history.steps import SeriesSteps
 
 COMPUTE = drawing_of("train_compute_seconds", 1.2, "seconds")
@@ -142,7 +139,7 @@ def test_a_band_begins_where_anybody_was_seen() -> None:
 def said(series: Mapping[Any, SeriesSteps], who: Cast) -> str:
     found = drawn(series, who)
     assert COMPUTE is not None
-    return " ".join(sentence.said(found, Stretch(0.0, 1.0, 3), COMPUTE, who, "n0 device 0", 2.5))
+    return " ".join(plots.described(found, Stretch(0.0, 1.0, 3), COMPUTE, who, "n0 device 0", 2.5))
 
 
 def test_a_chart_is_described_in_sentences_with_its_missing_data() -> None:

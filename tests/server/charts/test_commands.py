@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.server.charts.commands import OperatorCommand, commands
-from eagle_eye.server.charts.story import ENTRIES_MAX, story
+from eagle_eye.server.charts.dossier import ENTRIES_MAX, OperatorCommand, commands, story
 from eagle_eye.server.model.records import AuditEntry, Delivery, EvidenceRequest, Job, Node
 from tests.server.builders import NOW, action, incident
 

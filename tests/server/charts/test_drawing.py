@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from eagle_eye.schema.action import EvidenceItem
-from eagle_eye.server.charts.drawing import PANELS_MAX, drawing_of, panels
+from eagle_eye.server.charts.plots import PANELS_MAX, drawing_of, panels
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from eagle_eye.schema.action import MemberRank
 from eagle_eye.server.accounts.timeline import LossCause, TimelineSpan
-from eagle_eye.server.charts import course
-from eagle_eye.server.charts.lanes import rows
+from eagle_eye.server.charts import plots
+from eagle_eye.server.charts.plots import lane_rows
 from eagle_eye.server.history.steps import SeriesSteps
 from eagle_eye.server.model.account_records import Attempt
 from tests.server.builders import NOW, incident
@@ -28,7 +28,7 @@ def test_a_node_has_a_row_with_its_attempts_ranks_and_incidents() -> None:
     attempts = [attempt(0, ended_s=NOW + 90), attempt(1)]
     members = {"att_0": ["n1", "n2"], "att_1": ["n2", "n10"]}
     ranks = [MemberRank(0, "n2", 0), MemberRank(1, "n2", 1), MemberRank(2, "n10", 0)]
-    found = rows(attempts, members, ranks, [incident(nodes=["n1"], node="n1")], NOW + 200)
+    found = lane_rows(attempts, members, ranks, [incident(nodes=["n1"], node="n1")], NOW + 200)
     assert [row.label for row in found] == ["n1", "n2", "n10"]
     assert [(bar.attempt, bar.start_s, bar.end_s) for bar in found[0].bars] == [(0, NOW, NOW + 90)]
     assert [(bar.attempt, bar.end_s) for bar in found[1].bars] == [(0, NOW + 90), (1, NOW + 200)]
@@ -38,7 +38,7 @@ def test_a_node_has_a_row_with_its_attempts_ranks_and_incidents() -> None:
 
 def test_of_12500_nodes_neighbours_share_rows_and_the_accused_stands_alone() -> None:
     nodes = [f"n{n}" for n in range(12_500)]
-    found = rows([attempt(0)], {"att_0": nodes}, (), [incident(node="n777", nodes=["n777"])], NOW + 10)
+    found = lane_rows([attempt(0)], {"att_0": nodes}, (), [incident(node="n777", nodes=["n777"])], NOW + 10)
     assert len(found) <= 256
     assert sum(row.size for row in found) == 12_500
     alone = next(row for row in found if row.label == "n777")
@@ -54,13 +54,13 @@ def test_however_many_are_accused_the_rows_are_few_and_every_node_is_in_one(
 ) -> None:
     nodes = [f"n{n}" for n in range(count)]
     incidents = [incident(f"inc_{n}", node=f"n{n}", nodes=[f"n{n}"]) for n in sorted(accused)]
-    found = rows([attempt(0)], {"att_0": nodes}, (), incidents, NOW + 10, most)
+    found = lane_rows([attempt(0)], {"att_0": nodes}, (), incidents, NOW + 10, most)
     assert len(found) <= most
     assert sum(row.size for row in found) == count
 
 
 def test_an_attempt_of_which_nobody_knows_the_members_has_no_bars() -> None:
-    assert rows([attempt(0)], {}, (), [], NOW + 10) == []
+    assert lane_rows([attempt(0)], {}, (), [], NOW + 10) == []
 
 
 def series(*values: list[float]) -> dict[tuple[str, int | str], SeriesSteps]:
@@ -69,14 +69,14 @@ def series(*values: list[float]) -> dict[tuple[str, int | str], SeriesSteps]:
 
 def test_a_jobs_throughput_is_that_of_all_ranks_whoever_was_late_or_not_read() -> None:
     late = {**series([10.0, 10.0], [20.0, 20.0]), ("n2", 0): SeriesSteps([0], [30.0])}
-    assert course.total(late, 3, 3, 3).tolist()[:2] == [60.0, 45.0]
-    assert math.isnan(course.total(late, 3, 3, 3)[2])
-    assert course.total(late, 1, 3, 6).tolist() == [120.0]
-    assert np.isnan(course.total({}, 2, 0, 6)).all()
+    assert plots.rank_total(late, 3, 3, 3).tolist()[:2] == [60.0, 45.0]
+    assert math.isnan(plots.rank_total(late, 3, 3, 3)[2])
+    assert plots.rank_total(late, 1, 3, 6).tolist() == [120.0]
+    assert np.isnan(plots.rank_total({}, 2, 0, 6)).all()
 
 
 def test_losses_that_were_not_finite_are_counted_and_not_drawn() -> None:
-    found = course.spread(series([1.0, math.inf], [3.0, math.inf]), 2)
+    found = plots.rank_spread(series([1.0, math.inf], [3.0, math.inf]), 2)
     assert found.median.tolist()[0] == 2.0
     assert math.isnan(found.median[1])
     assert found.infinite.tolist() == [0, 2]
@@ -89,14 +89,14 @@ def span(start_s: float, end_s: float, part: str) -> TimelineSpan:
 
 def test_goodput_is_that_of_the_last_minutes_and_null_where_it_cannot_be_told() -> None:
     spans = [span(0, 100, "unknown"), span(100, 200, "training"), span(200, 300, "stopped")]
-    found = course.goodput_course(spans, [100.0, 200.0, 250.0, 300.0], 100.0)
+    found = plots.goodput_course(spans, [100.0, 200.0, 250.0, 300.0], 100.0)
     assert math.isnan(found[0])
     assert found.tolist()[1:] == pytest.approx([1.0, 0.5, 0.0])
 
 
 def test_of_too_many_parts_the_shortest_go_into_those_before() -> None:
     spans = [span(at, at + (9 if at % 20 == 0 else 1), "training") for at in range(0, 200, 10)]
-    found = course.fewer(spans, 10)
+    found = plots.merged_spans(spans, 10)
     assert len(found) <= 11
     assert found[-1].end_s == spans[-1].end_s
-    assert course.fewer(spans, 20) == spans
+    assert plots.merged_spans(spans, 20) == spans

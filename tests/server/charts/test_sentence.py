@@ -6,11 +6,8 @@ import numpy as np
 import pytest
 
 from eagle_eye.schema.notation import number
-from eagle_eye.server.charts import sentence
-from eagle_eye.server.charts.band import Band, Floats
-from eagle_eye.server.charts.drawing import Drawing, drawing_of
-from eagle_eye.server.charts.peer_selection import Cast
-from eagle_eye.server.charts.windows import Stretch
+from eagle_eye.server.charts import plots
+from eagle_eye.server.charts.plots import Band, Cast, Drawing, Floats, Stretch, drawing_of
 
 ALONE = Cast((), None, (), 0, frozenset(), {})
 
@@ -25,7 +22,7 @@ def first_said(values: list[float], drawing: Drawing) -> str:
     own: Floats = np.array(values)
     nothing = np.full(len(values), np.nan)
     found = Band(own, nothing, nothing, nothing, np.zeros(len(values)), 1, 0, 0)
-    return sentence.said(found, Stretch(0.0, 1.0, len(values)), drawing, ALONE, "n1 device 3", 1.0)[0]
+    return plots.described(found, Stretch(0.0, 1.0, len(values)), drawing, ALONE, "n1 device 3", 1.0)[0]
 
 
 @pytest.mark.parametrize(("value", "held"), [(1.0, "was"), (0.0, "was not")])
@@ -36,7 +33,7 @@ def test_bits_of_throttling_are_said_in_words(value: float, held: str) -> None:
 
 
 def test_a_mask_of_all_that_is_trouble_is_not_listed() -> None:
-    assert sentence.what(throttled(0).metric, throttled(0)) == (
+    assert plots.axis_label(throttled(0).metric, throttled(0)) == (
         "Whether the clock is held down by anything but an idle GPU or clocks set by a user"
     )
 

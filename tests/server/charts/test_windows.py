@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.server.charts.windows import BEFORE_S, LENGTH_S_MAX, STEPS_S, around, stretch
+from eagle_eye.server.charts.plots import BEFORE_S, LENGTH_S_MAX, STEPS_S, around, stretch
 from tests.server.builders import NOW, incident
 
 DAY_S = 86_400.0

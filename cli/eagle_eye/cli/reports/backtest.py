@@ -18,10 +18,8 @@ from eagle_eye.server.backtest.judging import JudgedTraces
 from eagle_eye.server.backtest.run import VerdictLine
 from eagle_eye.server.backtest.trace import Trace
 from eagle_eye.server.backtest.trace_format import LINKS_FILE, SAMPLES_FILE, Label
-from eagle_eye.server.charts import band, sentence
-from eagle_eye.server.charts.drawing import Panel, panels
-from eagle_eye.server.charts.peer_selection import Cast, cast
-from eagle_eye.server.charts.windows import AFTER_S, BEFORE_S, Stretch, stretch
+from eagle_eye.server.charts import plots
+from eagle_eye.server.charts.plots import AFTER_S, BEFORE_S, Cast, Panel, Stretch, cast, panels, stretch
 from eagle_eye.server.history.history import Run
 from eagle_eye.server.history.steps import in_steps
 from eagle_eye.server.model.timestamps import rfc3339
@@ -90,9 +88,9 @@ def _chart(folder: Path, panel: Panel, who: Cast, shown: Stretch, reported_s: fl
     runs = _runs(folder, drawing.metric, {*who.accused, *who.peers}, shown)
     if not runs:
         return None
-    metric, statistic = drawing.metric, band.statistic_of(drawing)
+    metric, statistic = drawing.metric, plots.statistic_of(drawing)
     series = in_steps(runs, metric, statistic, shown.start_s, shown.step_s, SERIES_MAX)
-    found = band.band(series, shown.steps, drawing, who)
+    found = plots.band(series, shown.steps, drawing, who)
     name = ", ".join(who.accused) or "the job"
     name = name if who.device is None else f"{name} device {who.device}"
     columns = {"accused": found.accused, "low": found.low, "median": found.median, "high": found.high}
@@ -101,8 +99,8 @@ def _chart(folder: Path, panel: Panel, who: Cast, shown: Stretch, reported_s: fl
         "unit": {"behind": "collectives", "bits": "bool"}.get(drawing.form, metric.unit),
         "threshold": drawing.threshold,
         "name": name,
-        "shows": sentence.what(metric, drawing),
-        "said": sentence.said(found, shown, drawing, who, name, reported_s),
+        "shows": plots.axis_label(metric, drawing),
+        "said": plots.described(found, shown, drawing, who, name, reported_s),
         "start": rfc3339(shown.start_s),
         "end": rfc3339(shown.end_s),
         "peers": {"nodes": len(who.peers)},

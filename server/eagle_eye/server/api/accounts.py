@@ -1,4 +1,4 @@
-"""/api/v1/goodput, /api/v1/ledger and /api/v1/tickets: goodput, withheld actions and their outcomes, repair tickets."""
+"""/api/v1/goodput, /api/v1/ledger, /api/v1/tickets and /api/v1/audit: losses, decisions, repairs and changes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from fastapi import APIRouter, Depends, Query, Response
 from msgspec import Struct
 
 from eagle_eye.schema.times import unix_seconds
-from eagle_eye.server.accounts import goodput
+from eagle_eye.server.accounts import goodput, trust
 from eagle_eye.server.accounts.archive import Archive, HeldBackAction
 from eagle_eye.server.accounts.goodput import Account, Amount, By
 from eagle_eye.server.accounts.hindsight import Precision, precision
+from eagle_eye.server.accounts.settings import AccountSettings
 from eagle_eye.server.accounts.tickets import Format, TicketFileWrong, parse
 from eagle_eye.server.accounts.timeline import TimelineSpan
+from eagle_eye.server.accounts.trust import FaultEvidence, HoursAtStake, ModeStep
 from eagle_eye.server.api import views
 from eagle_eye.server.api.requests import (
+    Admin,
     Body,
     Cell,
     Cursor,
@@ -33,11 +36,14 @@ from eagle_eye.server.api.requests import (
     decoded,
     given,
     listing,
+    moment_s,
     services,
 )
+from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import BadCursor, Refusal
 from eagle_eye.server.model.timestamps import rfc3339
+from eagle_eye.server.monitor.watcher import Outlook
 from eagle_eye.server.store.store import NODES, TICKETS, Change, Store
 
 router = APIRouter(prefix="/api/v1", tags=["accounts"])
@@ -49,15 +55,15 @@ UNKNOWN_NODES_NAMED_MAX = 20
 CAUSES_MAX = 100  # per job; the costliest
 
 
-class Needs(Protocol):
-    """The server's components that this module uses."""
+class AccountNeeds(Protocol):
+    """The server's components that the accounts use."""
 
     archive: Archive
     clock: Clock
     store: Store
 
 
-Parts = Annotated[Needs, Depends(services)]
+AccountParts = Annotated[AccountNeeds, Depends(services)]
 
 
 class TicketImport(Struct, frozen=True, forbid_unknown_fields=True):
@@ -69,7 +75,7 @@ class TicketImport(Struct, frozen=True, forbid_unknown_fields=True):
 
 @router.get("/goodput")
 def get_goodput(
-    parts: Parts,
+    parts: AccountParts,
     _: Reader,
     job: str | None = None,
     since: Since = None,
@@ -103,7 +109,7 @@ def get_goodput(
 
 @router.get("/ledger")
 def get_ledger(
-    parts: Parts,
+    parts: AccountParts,
     sight: Seen,
     job: str | None = None,
     fault: FaultName = None,
@@ -141,14 +147,14 @@ def get_ledger(
 
 @router.get("/tickets")
 def list_tickets(
-    parts: Parts, _: Reader, node: str | None = None, cursor: Cursor = None, limit: Limit = 100
+    parts: AccountParts, _: Reader, node: str | None = None, cursor: Cursor = None, limit: Limit = 100
 ) -> Response:
     """Imported repair tickets, the last imported first."""
     return listing(parts.store.page(TICKETS, given(node=node), cursor, limit), views.plain)
 
 
 @router.post("/tickets", openapi_extra=body_of(TicketImport))
-def import_tickets(parts: Parts, principal: Operator, body: Body) -> Response:
+def import_tickets(parts: AccountParts, principal: Operator, body: Body) -> Response:
     """Take repair tickets; one whose id is known replaces it. All of the file or, where a line is wrong, nothing."""
     asked = decoded(body, TicketImport)
     try:
@@ -287,3 +293,113 @@ def _totals(
 
 def _precision(counted: Precision) -> dict[str, Any]:
     return {**counted._asdict(), "precision": counted.ratio, "interval_95": counted.interval}
+
+
+# Fault by fault: whether what is on record suffices to let policy do more, and how to set it.
+
+
+class TrustNeeds(Protocol):
+    """The server's components that weighing steps uses."""
+
+    archive: Archive
+    clock: Clock
+    config: ServerConfig
+    outlook: Outlook
+
+
+@router.get("/ledger/steps")
+def get_steps(
+    parts: Annotated[TrustNeeds, Depends(services)], _: Reader, fault: FaultName = None, since: Since = None
+) -> Response:
+    """Each fault's mode, its decisions with their outcomes, whether they suffice for the next mode, and its lines.
+
+    Of the last 90 days unless since is given. Each incident counts once.
+    """
+    since_s = parts.clock.now_s() - LEDGER_S if since is None else moment_s("since", since)
+    settings, policy = parts.config.accounts, parts.outlook.policy()
+    found, cut = parts.archive.decisions(since_s, fault)
+    decisions = trust.of_incidents(found)
+    spans = parts.archive.jobs() if decisions else None
+    mine = trust.by_fault(decisions)
+    items = []
+    for name in trust.faults_of(decisions):
+        if fault in (None, name):
+            shown = trust.evidence(mine.get(name, []), spans.jobs if spans else {}, policy)
+            items.append(_item(name, shown, trust.step(policy, name), settings))
+    return answer(
+        {
+            "since": rfc3339(since_s),
+            "window_seconds": parts.archive.hindsight_s,
+            "decisions_min": settings.step_decisions_min,
+            "approve_precision_min": settings.approve_precision_min,
+            "act_precision_min": settings.act_precision_min,
+            "cut": cut or (spans is not None and spans.cut),
+            "items": items,
+        }
+    )
+
+
+def _item(fault: str, shown: FaultEvidence, step: ModeStep, settings: AccountSettings) -> dict[str, Any]:
+    counted = shown.precision
+    verdict, detail = trust.assess(counted, step.mode, settings)
+    return {
+        "fault": fault,
+        "mode": step.mode,
+        "where": step.where,
+        "kinds": step.kinds,
+        "elsewhere": [
+            {"where": where, "jobs": rule.jobs, "kinds": rule.kinds, "mode": rule.mode}
+            for where, rule in step.elsewhere
+        ],
+        **counted._asdict(),
+        "approved": shown.approved,
+        "precision": counted.ratio,
+        "interval_95": counted.interval,
+        "saved": _hours(shown.saved),
+        "cost": _hours(shown.cost),
+        "next": step.next,
+        "verdict": verdict,
+        "detail": detail,
+        "toml": step.toml,
+        "in_place_of": step.in_place_of,
+    }
+
+
+def _hours(hours: HoursAtStake) -> dict[str, Any]:
+    known_s = None if hours.gpu_seconds is None else round(hours.gpu_seconds, 3)
+    return {"gpu_seconds": known_s, "cannot_tell": hours.cannot_tell}
+
+
+# The audit trail of changes by people, subscribers and the server itself.
+
+audit_router = APIRouter(prefix="/api/v1/audit", tags=["audit"])
+
+FILTER_CHARS_MAX = 1_000
+
+
+class AuditNeeds(Protocol):
+    """The server's components that the audit trail uses."""
+
+    store: Store
+
+
+AuditParts = Annotated[AuditNeeds, Depends(services)]
+
+
+@audit_router.get("")
+def list_entries(
+    parts: AuditParts,
+    _: Admin,
+    subject: Annotated[str | None, Query(max_length=FILTER_CHARS_MAX, description="What was changed: an id.")] = None,
+    who: Annotated[
+        str | None,
+        Query(max_length=FILTER_CHARS_MAX, description="A token's id, user:NAME, local, server or configuration."),
+    ] = None,
+    verb: Annotated[str | None, Query(max_length=FILTER_CHARS_MAX, description="What was done.")] = None,
+    since: Since = None,
+    cursor: Cursor = None,
+    limit: Limit = 100,
+) -> Response:
+    """Who changed what, newest first. Nothing is ever taken out of it."""
+    page = parts.store.audit(cursor, limit, subject, who, verb, None if since is None else moment_s("since", since))
+    return listing(page, views.audit)

@@ -1,16 +1,17 @@
-"""/api/v1/actions: requests to subscribers, their reports, and people's approval."""
+"""/api/v1/actions: requests to subscribers, their reports, people's approval, and what approving one would do."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Annotated, Any, NamedTuple, Protocol
 
+import msgspec
 from fastapi import APIRouter, Depends, Query, Response
 from msgspec.structs import replace
 
 from eagle_eye.schema.action import ActionClaim, ActionKind
 from eagle_eye.server.api import views
-from eagle_eye.server.api.action_preview import asked_again, preview
 from eagle_eye.server.api.requests import (
     Body,
     Cell,
@@ -33,13 +34,15 @@ from eagle_eye.server.delivery import events as outbound
 from eagle_eye.server.delivery.claims import claimed
 from eagle_eye.server.engine import ledger
 from eagle_eye.server.engine.incidents import WantedAction
+from eagle_eye.server.engine.policy import Decision, Weighing
 from eagle_eye.server.engine.settings import mode_of
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import IllegalTransition, Refusal
-from eagle_eye.server.model.records import Action, ActionState, Node, NodeState
+from eagle_eye.server.model.records import Action, ActionState, Incident, Node, NodeState, RuleWord
+from eagle_eye.server.model.timestamps import rfc3339
 from eagle_eye.server.monitor.announcements import together
-from eagle_eye.server.monitor.watcher import Outlook
+from eagle_eye.server.monitor.watcher import JobProgress, Outlook
 from eagle_eye.server.security.auth import Principal
 from eagle_eye.server.store.store import (
     ACTIONS,
@@ -49,10 +52,201 @@ from eagle_eye.server.store.store import (
     Store,
 )
 
+# Policy's decision on an incident, and what approving an action would do and cost. Pure.
+
+NOT_JUDGED = "its attempt of the job is not judged any more: what the rules would say of it now is not known"
+
+
+def policy_view(incident: Incident, weighing: Weighing | None, actions: Iterable[Action]) -> dict[str, Any]:
+    """Return the decision and every rule's result in order, and the results when actions were requested.
+
+    ``decision`` is null, with the reason in ``detail``, if the incident is no longer evaluated; ``hold`` and
+    ``hold_rule`` are those of the incident's record. Names of values include their units.
+    """
+    return {
+        "incident_id": incident.id,
+        "job": incident.job,
+        "fault": incident.fault,
+        "state": incident.state,
+        "hold": incident.hold,
+        "hold_rule": incident.hold_rule,
+        "detail": "" if weighing else NOT_JUDGED,
+        "decision": _decision(weighing.decision) if weighing else None,
+        "rules": msgspec.to_builtins(weighing.words) if weighing else [],
+        "asked": [
+            {
+                "action_id": action.id,
+                "created": rfc3339(action.created_s),
+                "kind": action.kind,
+                "state": action.state,
+                "rules": msgspec.to_builtins(action.policy),
+            }
+            for action in actions
+        ],
+    }
+
+
+def _decision(decision: Decision) -> dict[str, Any]:
+    return {
+        "kind": decision.kind,
+        "exclude": list(decision.exclude),
+        "restart": decision.restart,
+        "mode": decision.mode,
+        "first": decision.first,
+        "hold": decision.hold,
+        "rule": decision.rule,
+        "notes": list(decision.notes),
+    }
+
+
+OPEN_STATES = ("suspected", "confirmed", "acting")
+NO_HOLD = ("tries", "mode")  # rules whose hold a person's wish to be asked again answers
+HEARD_MAX = 32  # nodes whose latest report is named
+
+
+class _Budget(NamedTuple):
+    """Whose budget of what a policy rule keeps, and under which names it gives what is used and the limit."""
+
+    what: str
+    of: str
+    used: str
+    limit: str
+
+
+_BUDGETS: Mapping[str, _Budget] = MappingProxyType(
+    {
+        "job_exclusions": _Budget("exclusions", "job", "excluded", "exclusions_per_job"),
+        "fleet_exclusions": _Budget("exclusions", "fleet", "excluded", "limit"),
+        "job_restarts": _Budget("restarts", "job", "restarts", "restarts_per_job"),
+        "fleet_restarts": _Budget("restarts", "fleet", "restarts", "restarts_fleet"),
+    }
+)
+
+
+def preview(
+    action: Action,
+    weighing: Weighing | None,
+    course: JobProgress | None,
+    heard_s: Mapping[str, float],
+    carriers: Sequence[Mapping[str, Any]],
+    now_s: float,
+) -> dict[str, Any]:
+    """Return whom the action affects, what its budgets have left after it, how fresh the data is, and who hears of it.
+
+    ``course`` is the job's progress, None if nobody reports it; ``heard_s`` is when each node was last heard;
+    ``carriers`` are as ``views.carriers`` returns them. GPUs are null where no rank of theirs is known.
+    """
+    gpus = {(rank.node, rank.device) for rank in action.ranks}
+    of_nodes = sum(node in action.exclude for node, _ in gpus)
+    return {
+        "action_id": action.id,
+        "time": rfc3339(now_s),
+        "nodes": action.exclude,
+        "gpus": of_nodes or None,
+        "job": action.job,
+        "restart": action.restart,
+        "job_nodes": len({node for node, _ in gpus}) or None,
+        "job_gpus": len(gpus) or None,
+        "confidence": action.confidence,
+        "budgets": _budgets(action, weighing),
+        "heard": [
+            {"node": node, "heard": None if (time_s := heard_s.get(node)) is None else rfc3339(time_s)}
+            for node in action.exclude[:HEARD_MAX]
+        ],
+        "job_nodes_heard": None if course is None else course.heard,
+        "job_nodes_known": None if course is None else len(course.nodes),
+        "progressed": None if course is None or course.progressed_s is None else rfc3339(course.progressed_s),
+        "carriers": carriers,
+        "hold_now": other_hold(weighing, action),
+    }
+
+
+def other_hold(weighing: Weighing | None, action: Action) -> str:
+    """Return why policy would hold the action now, apart from its mode and from having asked for it itself.
+
+    "": it would not, or no longer judges.
+    """
+    if weighing is None:
+        return ""
+    held = (word for word in weighing.words if word.outcome == "hold" and word.rule not in NO_HOLD)
+    return next((word.reason for word in held if word.values.get("action") != action.id), "")
+
+
+def asked_again(old: Action, incident: Incident, weighing: Weighing | None, now_s: float, lasts_s: float) -> Action:
+    """Return an action, without an id, that asks a person for the same as ``old``, which expired.
+
+    Raises IllegalTransition unless policy would ask for the same now, were it not for the try that expired.
+    """
+    if old.state != "expired":
+        raise IllegalTransition(f"action {old.id} is {old.state}; only one that has expired can be asked for again")
+    if incident.state not in OPEN_STATES:
+        raise IllegalTransition(f"incident {incident.id} is {incident.state}: there is nothing to ask for any more")
+    if weighing is None or incident.attempt != old.attempt:
+        raise IllegalTransition(f"action {old.id} cannot be asked for again: {NOT_JUDGED}")
+    holding = next((w for w in weighing.words if w.outcome == "hold" and w.rule not in NO_HOLD), None)
+    if holding is not None:
+        raise IllegalTransition(f"policy holds it now ({holding.rule}): {holding.reason}")
+    decision = weighing.decision
+    if decision.mode == "observe":
+        raise IllegalTransition("policy only observes here now (policy.mode, policy.modes): nothing can be asked for")
+    wanted = (decision.kind, decision.exclude, decision.restart)
+    if wanted != (old.kind, tuple(old.exclude), old.restart):
+        raise IllegalTransition(
+            f"policy would ask for something else now: {decision.kind} {', '.join(decision.exclude)}".rstrip()
+        )
+    return replace(
+        old,
+        id="",
+        state="awaiting",
+        confidence=incident.confidence,
+        summary="; ".join((incident.summary, *decision.notes)),
+        evidence=incident.evidence,
+        created_s=now_s,
+        updated_s=now_s,
+        expires_s=now_s + lasts_s,
+        reports=[],
+        reason="",
+        policy=[word for word in weighing.words if word.outcome != "not_applicable"],
+        resume_from=None,  # the steps in memory have moved on
+    )
+
+
+def _budgets(action: Action, weighing: Weighing | None) -> list[dict[str, Any]]:
+    """Return each budget that the action draws on, with what is left of it once the action is done."""
+    now = _weighed(weighing.words) if weighing is not None else {}
+    then = _weighed(action.policy)
+    found = []
+    for rule, budget in _BUDGETS.items():
+        values = now.get(rule) or then.get(rule)
+        if not values:
+            continue
+        # What awaits approval is counted already, but was not yet when it was weighed itself.
+        own = 0 if rule in now else 1 if budget.what == "restarts" else len(action.exclude)
+        used, limit = values.get(budget.used), values.get(budget.limit)
+        if isinstance(used, int | float) and isinstance(limit, int | float):
+            window_s = values.get("window_s")
+            found.append(
+                {
+                    "what": budget.what,
+                    "of": budget.of,
+                    "left": max(0, int(limit) - int(used) - own),
+                    "limit": int(limit),
+                    "window_seconds": window_s if isinstance(window_s, int | float) else None,
+                }
+            )
+    return found
+
+
+def _weighed(words: Iterable[RuleWord]) -> dict[str, Mapping[str, float | str | None]]:
+    return {word.rule: word.values for word in words if word.outcome != "not_applicable"}
+
+
+# Actions, and what subscribers and people say to them.
+
 router = APIRouter(prefix="/api/v1/actions", tags=["actions"])
 
 
-class Needs(Protocol):
+class ActionNeeds(Protocol):
     """The server's components that this module uses."""
 
     clock: Clock
@@ -62,7 +256,7 @@ class Needs(Protocol):
     store: Store
 
 
-Parts = Annotated[Needs, Depends(services)]
+Parts = Annotated[ActionNeeds, Depends(services)]
 
 
 @router.get("")
@@ -216,7 +410,7 @@ def renew(parts: Parts, principal: Operator, action: str) -> Response:
 
 
 def _changed(
-    parts: Needs,
+    parts: ActionNeeds,
     principal: Principal,
     action_id: str,
     verb: str,
@@ -264,5 +458,5 @@ def _taken_out(store: Store, action: Action, now_s: float) -> tuple[Node, ...]:
     return tuple(new for old, new in taken if new is not old or store.get(NODES, new.node) is None)
 
 
-def _shown(parts: Needs, record: Action) -> Response:
+def _shown(parts: ActionNeeds, record: Action) -> Response:
     return answer(views.action(record, parts.config.public_url))

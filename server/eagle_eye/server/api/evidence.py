@@ -13,8 +13,8 @@ from fastapi.responses import FileResponse
 from starlette.requests import ClientDisconnect
 
 from eagle_eye.server.api import views
-from eagle_eye.server.api.constraints import NAME, list_of
 from eagle_eye.server.api.requests import (
+    NAME,
     Body,
     Cursor,
     Limit,
@@ -29,6 +29,7 @@ from eagle_eye.server.api.requests import (
     decoded,
     found,
     given,
+    list_of,
     listing,
     missing,
     read_body,
@@ -60,7 +61,7 @@ _ASKING = {"nodes": list_of(NAME, EvidenceSettings().nodes_max)}
 router = APIRouter(prefix="/api/v1", tags=["evidence"])
 
 
-class Needs(Protocol):
+class EvidenceNeeds(Protocol):
     """The server's components that this module uses."""
 
     clock: Clock
@@ -73,7 +74,7 @@ class Needs(Protocol):
     tokens: Tokens
 
 
-Parts = Annotated[Needs, Depends(services)]
+Parts = Annotated[EvidenceNeeds, Depends(services)]
 
 
 class Asking(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -177,7 +178,7 @@ async def upload(request: Request, parts: Parts, principal: Somebody, evidence: 
     return answer(views.evidence(record))
 
 
-async def _take(parts: Needs, request: Request, record: EvidenceRequest) -> EvidenceRequest:
+async def _take(parts: EvidenceNeeds, request: Request, record: EvidenceRequest) -> EvidenceRequest:
     """Return the record once the bundle is on disk. Raises Refusal."""
     declared = request.headers.get("content-length", "")
     limit = parts.config.evidence.bundle_bytes_max
@@ -229,7 +230,7 @@ def _asked_for(store: Store, incident: str) -> list[EvidenceRequest]:
     return store.page(EVIDENCE, {"incident_id": incident}, limit=PAGE_LIMIT_MAX).items
 
 
-def _nodes(parts: Needs, incident: Incident) -> list[str]:
+def _nodes(parts: EvidenceNeeds, incident: Incident) -> list[str]:
     """Return the incident's nodes, else its job's."""
     if incident.nodes:
         return incident.nodes
@@ -240,7 +241,7 @@ def _nodes(parts: Needs, incident: Incident) -> list[str]:
     return list(dict.fromkeys(rank.node for rank in ranks))[: parts.config.evidence.nodes_max]
 
 
-def _check(parts: Needs, nodes: list[str]) -> None:
+def _check(parts: EvidenceNeeds, nodes: list[str]) -> None:
     most = parts.config.evidence.nodes_max
     if not 0 < len(nodes) <= most:
         raise Refusal(400, "nodes", f"{len(nodes)} nodes; name 1 to {most} (evidence.nodes_max)")
@@ -251,7 +252,9 @@ def _check(parts: Needs, nodes: list[str]) -> None:
         )
 
 
-def _request(parts: Needs, principal: Principal, incident: Incident, node: str, kind: EvidenceKind) -> EvidenceRequest:
+def _request(
+    parts: EvidenceNeeds, principal: Principal, incident: Incident, node: str, kind: EvidenceKind
+) -> EvidenceRequest:
     now_s = parts.clock.now_s()
     within_s = BUG_REPORT_S if kind == "bug_report" else parts.config.evidence.within_s
     return EvidenceRequest(

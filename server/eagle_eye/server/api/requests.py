@@ -1,32 +1,102 @@
-"""Common dependencies of endpoints: the server's components, authentication, bodies and pagination."""
+"""What endpoints share: the server's components, authentication, bodies, constraints, pagination, errors."""
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
-from fastapi import Depends, Query, Request, Response
+from fastapi import Depends, FastAPI, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
 from msgspec import Struct
 from pydantic import AfterValidator
+from starlette.exceptions import HTTPException
 
 from eagle_eye.schema.action import EVENT_TYPES
+from eagle_eye.schema.names import NAME_CHARS_MAX
 from eagle_eye.schema.near_names import did_you_mean
+from eagle_eye.schema.problem import CONTENT_TYPE, problem
 from eagle_eye.schema.times import unix_seconds
-from eagle_eye.server.api.constraints import TIME, Constraint
 from eagle_eye.server.api.filter_values import FAULT_NAMES
 from eagle_eye.server.api.visibility import SIGHT, JobOwners, Sight, admitted
+from eagle_eye.server.delivery.notifiers.guard import URL_CHARS_MAX
 from eagle_eye.server.model.clock import Clock
-from eagle_eye.server.model.errors import Refusal
+from eagle_eye.server.model.errors import (
+    NO_HEADERS,
+    BadCursor,
+    HistoryUnavailable,
+    IllegalTransition,
+    Refusal,
+    StoreUnavailable,
+    TargetRefused,
+)
+from eagle_eye.server.model.event_labels import LABELS
 from eagle_eye.server.model.records import AuditEntry, Scope
 from eagle_eye.server.security.auth import Principal, Tokens
 from eagle_eye.server.security.limits import Limits
 from eagle_eye.server.security.people import People
 from eagle_eye.server.store.store import PAGE_LIMIT_MAX, Kind, Page, Store
-from eagle_eye.server.transport import raw_http
+from eagle_eye.server.telemetry.counters import Telemetry
+from eagle_eye.server.transport import methods, raw_http
 from eagle_eye.server.transport.path_names import register
+
+# Constraints as JSON Schema, for /openapi.json. The endpoints check them with more detailed errors.
+
+Constraint = Mapping[str, Any]
+
+_YEAR = "(19(7[1-9]|[89][0-9])|20([0-8][0-9]|9[0-8]))"
+_DAY = "(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])|(0[13-9]|1[0-2])-(29|30)|(0[13578]|1[02])-31"
+_LEAP_DAY = "(19(72|76|80|84|88|92|96)|20([02468][048]|[13579][26]))-02-29"
+_CLOCK = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
+_SECONDS = r"[0-9]{1,9}(\.[0-9]{1,9})?|[1-3][0-9]{9}(\.[0-9]{1,9})?"
+# RFC 3339 with an offset, or Unix seconds. Excludes the first and last year: an offset may move them out of range.
+TIME: Constraint = MappingProxyType(
+    {
+        "maxLength": 64,
+        "pattern": f"^(({_YEAR}-({_DAY})|{_LEAP_DAY})T{_CLOCK}|{_SECONDS})$",
+    }
+)
+# No control characters, no white space except the space, nothing invisible.
+_PRINTABLE = r"[^\x00-\x1f\x7f-\xa0\xad\u200b-\u200f\u2028-\u202f\u205f-\u206f\u3000\ufeff]"
+NAME: Constraint = MappingProxyType(
+    {"minLength": 1, "maxLength": NAME_CHARS_MAX, "pattern": f"^{_PRINTABLE}{{1,{NAME_CHARS_MAX}}}$"}
+)
+NAME_OR_NONE: Constraint = MappingProxyType(
+    {"maxLength": NAME_CHARS_MAX, "pattern": f"^{_PRINTABLE}{{0,{NAME_CHARS_MAX}}}$"}
+)
+WEBHOOK_URL: Constraint = MappingProxyType(
+    {
+        "format": "uri",
+        "pattern": r"^https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(:[0-9]{1,5})?([/?#][^\s\\\x00-\x20\x7f]*)?$",
+        "minLength": 8,
+        "maxLength": URL_CHARS_MAX,
+    }
+)
+_FOUR = "[A-Za-z0-9+/]{4}"
+_PADDED = "([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)"
+# The base64 of 24 to 64 bytes; "" has the server generate one.
+SECRET: Constraint = MappingProxyType(
+    {"pattern": f"^(whsec_(({_FOUR}){{8,21}}|({_FOUR}){{8,20}}{_PADDED}|({_FOUR}){{21}}[A-Za-z0-9+/]{{2}}==))?$"}
+)
+EVENT_TYPE: Constraint = MappingProxyType({"enum": [*EVENT_TYPES]})
+
+
+def list_of(item: Constraint, most: int) -> dict[str, Any]:
+    """Return the schema of a list of at most ``most`` items."""
+    return {"maxItems": most, "items": dict(item)}
+
+
+def matcher(chars_max: int) -> dict[str, Any]:
+    """Return the schema of ``label=glob`` or ``label!=glob``."""
+    value = r'("[^"]+"|[^\s"~][^\x00]*)'
+    return {"maxLength": chars_max, "pattern": rf"^\s*({'|'.join(LABELS)})\s*!?=\s*{value}$"}
+
+
+# Parameters, bodies and answers.
 
 BODY_BYTES_MAX = 4 << 20  # a job of 100,000 ranks fits
 register()  # {job:name} and {node:name} in the endpoints' paths
@@ -226,3 +296,82 @@ def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:
     if "$ref" in schema:
         return _inlined(definitions[schema["$ref"].rpartition("/")[2]], definitions)
     return {name: _inlined(value, definitions) for name, value in schema.items() if name != "$defs"}
+
+
+# Every error as problem details (RFC 9457).
+
+_log = logging.getLogger(__name__)
+_RETRY_LATER: Mapping[str, str] = {"Retry-After": "5"}
+
+
+def answer_problems(app: FastAPI, telemetry: Telemetry) -> None:
+    """Install handlers that answer every error with a problem document and count it by reason."""
+
+    def respond(status: int, reason: str, detail: str, headers: Mapping[str, str] = NO_HEADERS) -> Response:
+        telemetry.refused.labels(reason).inc()
+        document = msgspec.json.encode(problem(status, reason, detail))
+        return Response(document, status, dict(headers), media_type=CONTENT_TYPE)
+
+    async def on_refusal(_: Request, error: Exception) -> Response:
+        assert isinstance(error, Refusal)  # noqa: S101 - registered for it
+        return respond(error.status, error.reason, error.detail, error.headers)
+
+    async def on_cursor(_: Request, error: Exception) -> Response:
+        return respond(400, "cursor", str(error))
+
+    async def on_transition(_: Request, error: Exception) -> Response:
+        return respond(409, "state", str(error))
+
+    async def on_target(_: Request, error: Exception) -> Response:
+        return respond(400, "target", str(error))
+
+    async def on_storage(_: Request, error: Exception) -> Response:
+        return respond(503, "storage", str(error), _RETRY_LATER)
+
+    async def on_http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)  # noqa: S101 - registered for it
+        return await on_refusal(request, _refusal(app, request, error))
+
+    async def on_validation(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)  # noqa: S101 - registered for it
+        return respond(400, "parameter", "; ".join(_parameter(item) for item in error.errors())[:2000])
+
+    async def on_bug(request: Request, error: Exception) -> Response:
+        # Only the type of error is sent; its text may contain anything.
+        said = {"method": request.method, "path": request.url.path}
+        _log.error("a request failed for a reason that was not foreseen", exc_info=error, extra=said)
+        telemetry.failures.labels("api").inc()
+        return respond(500, "internal", "the server failed; its log says why")
+
+    app.add_exception_handler(Refusal, on_refusal)
+    app.add_exception_handler(BadCursor, on_cursor)
+    app.add_exception_handler(IllegalTransition, on_transition)
+    app.add_exception_handler(TargetRefused, on_target)
+    app.add_exception_handler(StoreUnavailable, on_storage)
+    app.add_exception_handler(HistoryUnavailable, on_storage)
+    app.add_exception_handler(HTTPException, on_http)
+    app.add_exception_handler(RequestValidationError, on_validation)
+    app.add_exception_handler(Exception, on_bug)
+
+
+def _refusal(app: FastAPI, request: Request, error: HTTPException) -> Refusal:
+    if error.status_code == 405:  # starlette names the methods of one of the path's routes
+        return methods.refusal(request.method, methods.of_route(app, request.scope))
+    if error.status_code == 404:
+        return Refusal(404, "not_found", "nothing is here; /openapi.json lists what there is")
+    return Refusal(error.status_code, "http", str(error.detail), error.headers or NO_HEADERS)
+
+
+def _parameter(item: Mapping[str, object]) -> str:
+    where = item.get("loc", ())
+    name = ".".join(str(part) for part in where[1:]) if isinstance(where, tuple) else ""
+    return f"{name or 'request'}: {_complaint(item)}"
+
+
+def _complaint(item: Mapping[str, object]) -> str:
+    said = str(item.get("msg", "is not as expected")).removeprefix("Value error, ")
+    given = item.get("input")
+    if item.get("type") == "literal_error" and isinstance(given, str):
+        known = re.findall(r"'([^']*)'", said)
+        return f"{given[:80]!r} is unknown; expected one of {', '.join(known)}{did_you_mean(given, known)}"
+    return said

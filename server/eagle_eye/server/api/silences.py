@@ -14,7 +14,6 @@ from fastapi import APIRouter, Depends, Query, Response
 from eagle_eye.schema.names import NAME_CHARS_MAX
 from eagle_eye.schema.near_names import did_you_mean
 from eagle_eye.server.api import views
-from eagle_eye.server.api.constraints import list_of
 from eagle_eye.server.api.filter_values import FAULT_NAMES
 from eagle_eye.server.api.requests import (
     Body,
@@ -27,6 +26,7 @@ from eagle_eye.server.api.requests import (
     body_of,
     decoded,
     found,
+    list_of,
     missing,
     services,
 )
@@ -76,7 +76,7 @@ _SCHEMA["anyOf"] = [{"required": [name], "properties": {name: {"minItems": 1}}} 
 router = APIRouter(prefix="/api/v1/silences", tags=["silences"])
 
 
-class Needs(Protocol):
+class SilenceNeeds(Protocol):
     """The server's components that this module uses."""
 
     clock: Clock
@@ -84,7 +84,7 @@ class Needs(Protocol):
     store: Store
 
 
-Parts = Annotated[Needs, Depends(services)]
+Parts = Annotated[SilenceNeeds, Depends(services)]
 
 
 @router.get("")
@@ -175,7 +175,7 @@ def _is_shown(one: NewsSilence, sight: Sight | None) -> bool:
     return sight is None or not one.jobs or bool(sight.seen_of(one.jobs))
 
 
-def _shown(parts: Needs, records: Sequence[NewsSilence], sight: Sight | None = None) -> list[dict[str, Any]]:
+def _shown(parts: SilenceNeeds, records: Sequence[NewsSilence], sight: Sight | None = None) -> list[dict[str, Any]]:
     now_s, open_incidents = parts.clock.now_s(), parts.store.open_incidents()
     if sight is not None:
         open_incidents = [one for one in open_incidents if sight.sees(one.job)]

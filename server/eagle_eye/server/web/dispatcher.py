@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 from fastapi import FastAPI
 
 from eagle_eye.schema.problem import CONTENT_TYPE, LEADER_HEADER, STANDBY_HEADER, WITHOUT_CELLS_HEADER
-from eagle_eye.server.api import sign_in
+from eagle_eye.server.api import credentials
 from eagle_eye.server.api.description import OPEN
 from eagle_eye.server.api.visibility import looked_through
 from eagle_eye.server.config import ServerConfig
@@ -57,7 +57,7 @@ _FOR_PROGRAMS = "/api/"  # where nobody strays by a mistyped address
 MISSING = "/missing.html"  # the page's file for addresses that lead nowhere
 RETRY_LEADER_S = 1  # a leader is found within seconds
 # Paths whose answers do not prove authentication.
-_OPEN = OPEN | {"/openapi.json"} | sign_in.OPEN
+_OPEN = OPEN | {"/openapi.json"} | credentials.OPEN
 
 
 class Needs(Protocol):

@@ -1,4 +1,4 @@
-"""Who asks (/api/v1/me), and signing in and out: in one browser, or everywhere (/api/v1/sessions/end)."""
+"""Who asks (/api/v1/me), signing in and out, and a host's own token for the fleet's join token (/api/v1/enrol)."""
 
 from __future__ import annotations
 
@@ -9,24 +9,26 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 
 import msgspec
 from fastapi import APIRouter, Depends, Request, Response
+from msgspec.structs import replace
 
-from eagle_eye.schema.names import RULE, is_name
+from eagle_eye.schema.names import NAME_CHARS_MAX, RULE, is_name
 from eagle_eye.server.api import views
-from eagle_eye.server.api.constraints import NAME
-from eagle_eye.server.api.requests import Body, Somebody, answer, audited, body_of, decoded, services
+from eagle_eye.server.api.requests import NAME, Body, Somebody, answer, audited, body_of, decoded, services
 from eagle_eye.server.config import ServerConfig
+from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import Refusal
 from eagle_eye.server.model.records import AuditEntry, EndedSessions
 from eagle_eye.server.model.timestamps import rfc3339
-from eagle_eye.server.security.auth import Tokens
+from eagle_eye.server.security.auth import Tokens, mint
 from eagle_eye.server.security.people import USER, People, refuse_foreign
 from eagle_eye.server.security.proxy import Person
-from eagle_eye.server.store.store import Change, Store
+from eagle_eye.server.store.store import TOKENS, Change, Store
 from eagle_eye.server.telemetry.counters import Telemetry
 
 if TYPE_CHECKING:
     from eagle_eye.server.security.provider import Provider
+
 
 CALLBACK = "/api/v1/sign-in/callback"
 # Paths whose answers do not prove that anybody is known here.
@@ -36,8 +38,8 @@ _UP = "../../.."  # from the callback to the page, wherever a proxy puts both
 router = APIRouter(prefix="/api/v1", tags=["sign-in"])
 
 
-class Needs(Protocol):
-    """The server's components that this module uses."""
+class SignInNeeds(Protocol):
+    """The server's components that signing in and out uses."""
 
     clock: Clock
     config: ServerConfig
@@ -48,7 +50,7 @@ class Needs(Protocol):
     tokens: Tokens
 
 
-Parts = Annotated[Needs, Depends(services)]
+SignInParts = Annotated[SignInNeeds, Depends(services)]
 
 
 @router.get("/me")
@@ -78,7 +80,7 @@ class EndedPerson(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @router.post("/sessions/end", openapi_extra=body_of(EndedPerson, {"person": NAME}, required=False))
-def end_sessions(parts: Parts, principal: Somebody, body: Body) -> Response:
+def end_sessions(parts: SignInParts, principal: Somebody, body: Body) -> Response:
     """End all sessions of a person, in every browser: your own, or anybody's with scope admin.
 
     The person can sign in again; to keep somebody out, take them out of the groups at the provider first.
@@ -103,13 +105,13 @@ def end_sessions(parts: Parts, principal: Somebody, body: Body) -> Response:
 
 
 @router.get("/sign-in", include_in_schema=False)
-def ways(parts: Parts) -> Response:
+def ways(parts: SignInParts) -> Response:
     """Tell the page whether people can sign in here."""
     return answer({"provider": parts.provider is not None})
 
 
 @router.get("/sign-in/start", include_in_schema=False)
-async def start(request: Request, parts: Parts) -> Response:
+async def start(request: Request, parts: SignInParts) -> Response:
     """Send the browser to the provider."""
     try:
         url, cookie = await _provider(parts).begin()
@@ -119,7 +121,7 @@ async def start(request: Request, parts: Parts) -> Response:
 
 
 @router.get("/sign-in/callback", include_in_schema=False)
-async def callback(request: Request, parts: Parts) -> Response:
+async def callback(request: Request, parts: SignInParts) -> Response:
     """Begin the session of whom the provider sent back."""
     provider = _provider(parts)
     used = {"Set-Cookie": provider.begun.gone()}  # each sign-in that was begun ends once
@@ -143,13 +145,13 @@ async def callback(request: Request, parts: Parts) -> Response:
 
 
 @router.post("/sign-out", include_in_schema=False)
-def sign_out(request: Request, parts: Parts) -> Response:
+def sign_out(request: Request, parts: SignInParts) -> Response:
     """Delete the session's cookie."""
     refuse_foreign(request.method, request.headers)
     return Response(None, 204, {"Set-Cookie": _provider(parts).session.gone()})
 
 
-def _provider(parts: Needs) -> Provider:
+def _provider(parts: SignInNeeds) -> Provider:
     if parts.provider is None:
         raise Refusal(404, "not_found", "people sign in elsewhere here: sign_in.provider.issuer is not set")
     return parts.provider
@@ -159,7 +161,7 @@ def _redirect(url: str, cookie: str) -> Response:
     return Response(None, 303, {"Location": url, "Set-Cookie": cookie, "Cache-Control": "no-store"})
 
 
-def _refused(request: Request, parts: Needs, refusal: Refusal, headers: Mapping[str, str]) -> Response:
+def _refused(request: Request, parts: SignInNeeds, refusal: Refusal, headers: Mapping[str, str]) -> Response:
     """Return the refusal as a page for a person, if a browser asks; raise it for programs."""
     if "text/html" not in request.headers.get("accept", ""):
         raise Refusal(refusal.status, refusal.reason, refusal.detail, {**refusal.headers, **headers})
@@ -190,3 +192,67 @@ _PAGE = """<!doctype html>
   </body>
 </html>
 """
+
+
+# The fleet's join token in exchange for a token of the host's own.
+
+enrolment_router = APIRouter(prefix="/api/v1/enrol", tags=["tokens"])
+
+
+class EnrolmentNeeds(Protocol):
+    """The server's components that enrolment uses."""
+
+    clock: Clock
+    config: ServerConfig
+    fleet: Fleet
+    store: Store
+    tokens: Tokens
+
+
+EnrolmentParts = Annotated[EnrolmentNeeds, Depends(services)]
+
+
+class Enrolment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``node`` is the name under which the agent will send frames."""
+
+    node: str
+
+
+@enrolment_router.post("", status_code=201, openapi_extra=body_of(Enrolment, {"node": NAME}))
+async def enrol(parts: EnrolmentParts, principal: Somebody, body: Body) -> Response:
+    """Make the node's token; the answer holds its text, this once. Asks for a token of scope join, or admin.
+
+    A node that has a token already is refused (409 ``enrolled``), so that whoever finds the join token cannot speak
+    for it, unless the join token was made to replace; so is another spelling of the name of a node with an agent.
+    """
+    node = decoded(body, Enrolment).node
+    if not is_name(node):
+        raise Refusal(400, "name", f"{node[:80]!r} is no name: 1 to {NAME_CHARS_MAX} printable characters")
+    join = parts.tokens.authorise_enrolment(principal, node)
+    parts.config.ingest.check_name(node)
+    parts.fleet.check_room(node)
+    if (other := parts.fleet.other_spelling(node)) is not None:
+        raise Refusal(
+            409,
+            "enrolled",
+            f"an agent reports this machine as {other!r}, which names the same node as {node!r}; enrol it with --node"
+            f" {other}, or have the server forget that name (eagle-eye nodes forget {other})",
+        )
+    now_s = parts.clock.now_s()
+    text, token = mint("agent", node, now_s, None)
+
+    def enrolled(store: Store) -> Change:
+        old = [t for t in store.page(TOKENS, {"node": node}).items if not t.revoked]
+        current = [t for t in old if t.expires_s is None or t.expires_s > now_s]
+        if current and join is not None and not join.replaces:
+            raise Refusal(
+                409,
+                "enrolled",
+                f"node {node!r} has token {current[0].id}; revoke it, or make a join token with --replaces",
+            )
+        revoked = tuple(replace(t, revoked=True) for t in old)
+        detail = f"revokes {', '.join(t.id for t in revoked)}" if revoked else ""
+        return Change(tokens=(*revoked, token), audit=(audited(parts, principal, "enrol", node, detail),))
+
+    await asyncio.to_thread(parts.store.update, enrolled)
+    return answer({"id": token.id, "node": node, "token": text}, 201)
