@@ -15,15 +15,15 @@ import pytest
 from eagle_eye.agent.config import AgentConfiguration
 from eagle_eye.detectors.faults import FAULTS
 from eagle_eye.schema.events import EVENTS
-from eagle_eye.server.accounts.settings import AccountSettings
+from eagle_eye.server.accounts.trust import AccountSettings
 from eagle_eye.server.config import ServerConfig
-from eagle_eye.server.delivery.settings import WebhookSettings
+from eagle_eye.server.delivery.attempts import WebhookSettings
 from eagle_eye.server.engine.idle_faults import IdleCheckSettings
 from eagle_eye.server.engine.settings import DetectionSettings, EvidenceSettings, PolicySettings
 from eagle_eye.server.history.remote_store.settings import RemoteStoreSettings
 from eagle_eye.server.history.settings import HistorySettings
 from eagle_eye.server.ingest.settings import IngestSettings, RemoteWriteSettings
-from eagle_eye.server.jobs.settings import JobSourceSettings, KubernetesSettings, SlurmSettings
+from eagle_eye.server.jobs.source import JobSourceSettings, KubernetesSettings, SlurmSettings
 from eagle_eye.server.security.settings import LimitSettings, TlsSettings
 from eagle_eye.server.store.settings import RecordsSettings
 from eagle_eye.server.telemetry.settings import LogSettings

@@ -19,7 +19,7 @@ from eagle_eye.agent.nccl.flight_dump import UNFINISHED_MAX, FlightDump, read
 from eagle_eye.detectors.progress.flight_recorder import StuckRanks, analyse
 from eagle_eye.detectors.types import Blind
 from eagle_eye.schema.flight_recorder import BadDump
-from eagle_eye.server.requests.flight_recorder import read_dump
+from eagle_eye.server.admin.flight_recorder_command import read_dump
 from tests.agent.nccl_fakes import flight_dump, flight_entry
 from tests.agent.spoiled import spoiled
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from eagle_eye.server.app import Services
-from eagle_eye.server.delivery.notifiers.guard import Target, parse
+from eagle_eye.server.delivery.webhook import Target, parse_url
 from eagle_eye.server.model.errors import TargetRefused
 from eagle_eye.server.security import auth
 from eagle_eye.server.store.store import Change
@@ -46,7 +46,7 @@ def keep_in(dispatcher: Dispatcher[Services]) -> None:
     """Have the server deliver to loopback alone, whatever a request made it believe."""
 
     async def check(url: str) -> Target:
-        parsed = parse(url)
+        parsed = parse_url(url)
         if parsed.host != "127.0.0.1":
             raise TargetRefused("this server delivers to loopback alone")
         return Target(parsed, ("127.0.0.1",))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from eagle_eye.cli.main import main
-from eagle_eye.server.accounts.gpu_inventory import compared
+from eagle_eye.server.accounts.node_records import compared
 from eagle_eye.server.engine.settings import ModeRule, PolicySettings
 from eagle_eye.server.model.account_records import Comparison, Gpu, Ticket
 from eagle_eye.server.store.store import Change

@@ -16,13 +16,10 @@ import httpx
 import pytest
 
 from eagle_eye.schema.times import unix_seconds
+from eagle_eye.server.delivery.attempts import Outcome, WebhookSettings
 from eagle_eye.server.delivery.events import heartbeat, incident_opened, incident_resolved, incident_updated, ping
-from eagle_eye.server.delivery.notifiers.alerts import Alert
-from eagle_eye.server.delivery.notifiers.formats import formats
-from eagle_eye.server.delivery.notifiers.guard import Guard
-from eagle_eye.server.delivery.notifiers.receipts import Outcome
-from eagle_eye.server.delivery.notifiers.webhook import Webhook
-from eagle_eye.server.delivery.settings import WebhookSettings
+from eagle_eye.server.delivery.message_formats import Alert, formats
+from eagle_eye.server.delivery.webhook import Guard, Webhook
 from eagle_eye.server.model.records import Incident, OutboundEvent
 from tests.loopback import free_port
 from tests.server.builders import incident, subscription

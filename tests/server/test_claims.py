@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from eagle_eye.schema.action import ActionClaim, Report
-from eagle_eye.server.delivery.claims import claimed
+from eagle_eye.server.delivery.events import claimed_action
 from eagle_eye.server.engine import ledger
 from eagle_eye.server.model.errors import IllegalTransition
 from eagle_eye.server.model.records import ActionState
@@ -24,33 +24,33 @@ CLAIMABLE = ("requested", "accepted")
 
 @pytest.mark.parametrize("state", CLAIMABLE)
 def test_what_was_asked_for_is_claimed(state: ActionState) -> None:
-    got = claimed(action(state=state), MINE, "token", NOW)
+    got = claimed_action(action(state=state), MINE, "token", NOW)
     assert (got.state, got.reports[-1]["claim"], got.reports[-1]["epoch"]) == ("accepted", "a", 3)
 
 
 @pytest.mark.parametrize("state", [state for state in get_args(ActionState) if state not in CLAIMABLE])
 def test_what_is_over_withdrawn_or_not_asked_for_is_not(state: ActionState) -> None:
     with pytest.raises(IllegalTransition, match=f"is {state}"):
-        claimed(action(state=state), MINE, "token", NOW)
+        claimed_action(action(state=state), MINE, "token", NOW)
 
 
 def test_what_another_has_claimed_is_not() -> None:
     with pytest.raises(IllegalTransition, match="claimed by a"):
-        claimed(claimed(action(), MINE, "token", NOW), OTHER, "token", NOW)
+        claimed_action(claimed_action(action(), MINE, "token", NOW), OTHER, "token", NOW)
 
 
 @pytest.mark.parametrize("state", ["accepted", "running"])
 def test_a_repeated_claim_changes_nothing(state: ActionState) -> None:
-    got = claimed(action(), MINE, "token", NOW)
+    got = claimed_action(action(), MINE, "token", NOW)
     if state == "running":
         got = ledger.report_action(got, Report("running"), "token", NOW)
-    assert claimed(got, MINE, "token", NOW + 1) is got
+    assert claimed_action(got, MINE, "token", NOW + 1) is got
 
 
 def test_what_a_subscriber_without_claims_has_begun_is_not_claimed() -> None:
     begun = ledger.report_action(action(), Report("running"), "token", NOW)
     with pytest.raises(IllegalTransition, match="is running"):
-        claimed(begun, MINE, "token", NOW)
+        claimed_action(begun, MINE, "token", NOW)
 
 
 @pytest.fixture

@@ -16,8 +16,13 @@ import pytest
 from eagle_eye.server.engine.respond import LATE_S
 from eagle_eye.server.engine.settings import EvidenceSettings
 from eagle_eye.server.model.records import EvidenceRequest
-from eagle_eye.server.requests.bundles import EVIDENCE_FOLDER, PARTIAL, Bundles
-from eagle_eye.server.requests.evidence import REQUESTS_PER_ANSWER_MAX, EvidenceRequests
+from eagle_eye.server.requests.evidence import (
+    EVIDENCE_FOLDER,
+    PARTIAL,
+    REQUESTS_PER_ANSWER_MAX,
+    Bundles,
+    EvidenceRequests,
+)
 from eagle_eye.server.security.auth import mint
 from eagle_eye.server.store.factory import open_file
 from eagle_eye.server.store.store import EVIDENCE, Change
@@ -385,7 +390,7 @@ def test_a_request_that_nobody_answers_expires(tmp_path: Path) -> None:
 def test_a_disk_that_is_nearly_full_is_left_to_frames_and_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("eagle_eye.server.requests.bundles.FREE_BYTES_MIN", 1 << 62)
+    monkeypatch.setattr("eagle_eye.server.requests.evidence.FREE_BYTES_MIN", 1 << 62)
     with pytest.raises(OSError, match="bytes are free"):
         Bundles(tmp_path / "evidence").begin("ev_1")
 

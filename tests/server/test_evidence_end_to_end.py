@@ -23,11 +23,11 @@ from eagle_eye.agent.loop.collector import Drops
 from eagle_eye.agent.processes.process_registry import TrainingProcess
 from eagle_eye.agent.transport.servers import Servers
 from eagle_eye.schema.frame import Frame
+from eagle_eye.server.admin.flight_recorder_command import read_folder
 from eagle_eye.server.engine.engine import Engine
 from eagle_eye.server.engine.settings import EvidenceSettings, PolicySettings
 from eagle_eye.server.model.records import EvidenceRequest, Incident
 from eagle_eye.server.monitor.detection_loop import DetectionLoop
-from eagle_eye.server.requests.flight_recorder import read_folder
 from eagle_eye.server.store.factory import open_file
 from eagle_eye.server.store.store import ACTIONS, INCIDENTS, Change
 from eagle_eye.server.store.store import EVIDENCE as RECORDS

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from eagle_eye.server.accounts.response_metrics import FRESH_S
+from eagle_eye.server.accounts.archive import RESPONSE_FRESH_S
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.model.records import Node
 from eagle_eye.server.store.store import Change
@@ -62,7 +62,7 @@ def test_the_ledgers_decisions_are_counted_and_an_unknown_precision_is_not_there
     assert server.metric("ledger_decisions", fault="hang", standing="pending") == 1.0
     assert not there(server, "ledger_precision_low_ratio{")
     commit(server, Change(incidents=(incident(state="false"),)))
-    clock.advance(FRESH_S)
+    clock.advance(RESPONSE_FRESH_S)
     assert server.metric("ledger_decisions", fault="hang", standing="wrong") == 1.0
     assert server.metric("ledger_precision_low_ratio", fault="hang") == 0.0
     assert there(server, "ledger_precision_low_ratio{")

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from eagle_eye.detectors.progress.flight_recorder import analyse
 from eagle_eye.detectors.types import Blind
 from eagle_eye.schema import flight_recorder as dump_format
-from eagle_eye.server.requests import flight_recorder
-from eagle_eye.server.requests.flight_recorder import BadDump, decode, rank_in_name, read_dump, read_folder
+from eagle_eye.schema.flight_recorder import BadDump, decode
+from eagle_eye.server.admin import flight_recorder_command
+from eagle_eye.server.admin.flight_recorder_command import rank_in_name, read_dump, read_folder
 
 
 def entry(sequence: int, state: str = "scheduled", **more: Any) -> dict[str, Any]:
@@ -166,7 +167,7 @@ def test_a_truncated_dump_is_named(tmp_path: Path, cut: int) -> None:
 
 
 def test_a_dump_over_the_limit_is_named_with_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flight_recorder, "DUMP_BYTES_MAX", 100)
+    monkeypatch.setattr(flight_recorder_command, "DUMP_BYTES_MAX", 100)
     path = tmp_path / "rank_4"
     path.write_bytes(pickle.dumps(dump(entry(7)), protocol=2))
     with pytest.raises(BadDump, match=r"rank_4: .* at most 100"):

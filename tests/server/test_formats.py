@@ -16,13 +16,9 @@ from msgspec.structs import replace
 from eagle_eye.schema.action import PING
 from eagle_eye.schema.times import unix_seconds
 from eagle_eye.server.delivery import events as outbound
-from eagle_eye.server.delivery.notifiers.alertmanager_api import push_url
-from eagle_eye.server.delivery.notifiers.alerts import LABEL_CHARS_MAX, TEXT_CHARS_MAX, alerts_of
-from eagle_eye.server.delivery.notifiers.formats import formats
-from eagle_eye.server.delivery.notifiers.guard import Guard
-from eagle_eye.server.delivery.notifiers.receipts import Outcome
-from eagle_eye.server.delivery.notifiers.webhook import Webhook
-from eagle_eye.server.delivery.settings import WebhookSettings
+from eagle_eye.server.delivery.attempts import Outcome, WebhookSettings
+from eagle_eye.server.delivery.message_formats import LABEL_CHARS_MAX, TEXT_CHARS_MAX, alerts_of, formats, push_url
+from eagle_eye.server.delivery.webhook import Guard, Webhook
 from eagle_eye.server.model.event_labels import LABELS, labels_of
 from eagle_eye.server.model.records import Node, OutboundEvent, Subscription, WebhookFormat
 from eagle_eye.server.model.subscription_filters import types_of

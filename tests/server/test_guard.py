@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.server.delivery.notifiers.guard import BAD_PORTS, Guard, Target, parse, system_resolver
-from eagle_eye.server.delivery.notifiers.special_addresses import SPECIAL, not_public
+from eagle_eye.server.delivery.webhook import BAD_PORTS, SPECIAL, Guard, Target, not_public, parse_url, system_resolver
 from eagle_eye.server.model.errors import TargetRefused
 
 
@@ -232,7 +231,7 @@ def test_the_neighbours_of_special_ranges_are_public(address: str) -> None:
 )
 def test_a_url_that_leads_nowhere_is_refused_with_what_is_wrong(url: str, wrong: str) -> None:
     with pytest.raises(TargetRefused, match=wrong):
-        parse(url)
+        parse_url(url)
 
 
 @pytest.mark.parametrize(
@@ -248,7 +247,7 @@ def test_a_url_that_leads_nowhere_is_refused_with_what_is_wrong(url: str, wrong:
     ],
 )
 def test_urls_of_subscribers_pass(url: str) -> None:
-    assert parse(url).host
+    assert parse_url(url).host
 
 
 def test_a_name_that_is_bound_anew_is_refused_at_the_next_delivery() -> None:

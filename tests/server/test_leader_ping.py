@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from eagle_eye.server.delivery import leader_ping
-from eagle_eye.server.delivery.leader_ping import REFUSED_FOR_EPOCH, LeaderPing
+from eagle_eye.server.delivery import outbox
+from eagle_eye.server.delivery.outbox import REFUSED_FOR_EPOCH, LeaderPing
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.model.records import Delivery, DeliveryState
 from eagle_eye.server.store.changes import Signal
@@ -136,7 +136,7 @@ def test_pings_wait_for_records_that_cannot_be_used(site: Site, monkeypatch: pyt
         commit(change)
 
     monkeypatch.setattr(site.store, "commit", away_at_first)
-    monkeypatch.setattr(leader_ping, "RECORDS_PAUSE_S", 0.0)
+    monkeypatch.setattr(outbox, "RECORDS_PAUSE_S", 0.0)
     site.lead()
     assert len(site.deliveries()) == 1
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from eagle_eye.schema.action import ActionClaim
 from eagle_eye.server.admin import records_copy
-from eagle_eye.server.delivery.claims import claimed
+from eagle_eye.server.delivery.events import claimed_action
 from eagle_eye.server.model.errors import IllegalTransition, NotLeading, StoreUnavailable
 from eagle_eye.server.store.factory import leadership_of, open_file, open_records
 from eagle_eye.server.store.leadership import Leadership
@@ -224,7 +224,7 @@ def claim_by(name: str) -> Callable[[Store], Change]:
     def work(store: Store) -> Change:
         asked_for = store.get(ACTIONS, "act_1")
         assert asked_for is not None
-        return Change(actions=(claimed(asked_for, ActionClaim("accepted", claim=name), name, 1.0),))
+        return Change(actions=(claimed_action(asked_for, ActionClaim("accepted", claim=name), name, 1.0),))
 
     return work
 

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from eagle_eye.schema.action import Report
 from eagle_eye.schema.events import Event
 from eagle_eye.server.accounts.bookkeeper import Bookkeeper
-from eagle_eye.server.accounts.gpu_inventory import stock
-from eagle_eye.server.accounts.settings import AccountSettings
+from eagle_eye.server.accounts.node_records import stock
+from eagle_eye.server.accounts.trust import AccountSettings
 from eagle_eye.server.engine import ledger
 from eagle_eye.server.engine.engine import Engine
 from eagle_eye.server.engine.settings import PolicySettings
@@ -21,7 +21,7 @@ from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.model.account_records import Gpu, Seat
 from eagle_eye.server.model.records import Incident, Node
 from eagle_eye.server.monitor.detection_loop import DetectionLoop
-from eagle_eye.server.requests.missing_gpus import LOOK_S, SETTLED_S, MissingGpus
+from eagle_eye.server.requests.idle_incidents import LOOK_S, SETTLED_S, MissingGpus
 from eagle_eye.server.store.factory import open_file
 from eagle_eye.server.store.store import ACTIONS, INCIDENTS, NODES, Change
 from tests.server.builders import NOW, FakeClock, FakeWatcher, frame

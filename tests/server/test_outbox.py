@@ -12,16 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle_eye.server.delivery.alert_refresh import AlertRefresh
-from eagle_eye.server.delivery.delivery_states import after, again
+from eagle_eye.server.delivery.attempts import ACTION_PLACES, Message, Outcome, Receipt, WebhookSettings, after, again
 from eagle_eye.server.delivery.events import ping
-from eagle_eye.server.delivery.in_flight import ACTION_PLACES
-from eagle_eye.server.delivery.notifiers.alertmanager_api import AlertmanagerApi
-from eagle_eye.server.delivery.notifiers.message import Message
-from eagle_eye.server.delivery.notifiers.receipts import Outcome, Receipt
-from eagle_eye.server.delivery.notifiers.targets import Targets
-from eagle_eye.server.delivery.outbox import Outbox
-from eagle_eye.server.delivery.settings import WebhookSettings
+from eagle_eye.server.delivery.message_formats import AlertmanagerApi
+from eagle_eye.server.delivery.outbox import AlertRefresh, Outbox
+from eagle_eye.server.delivery.webhook import Targets
 from eagle_eye.server.model.clock import Clock, SystemClock
 from eagle_eye.server.model.errors import IllegalTransition
 from eagle_eye.server.model.records import Delivery, OutboundEvent, Retiring, Subscription, SubscriptionHealth

@@ -10,8 +10,8 @@ import pytest
 
 from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.server.config import ServerConfig
-from eagle_eye.server.delivery.notifiers.guard import Guard, system_resolver
-from eagle_eye.server.delivery.settings import WebhookSettings
+from eagle_eye.server.delivery.attempts import WebhookSettings
+from eagle_eye.server.delivery.webhook import Guard, system_resolver
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.model.clock import SystemClock
 from eagle_eye.server.model.errors import StoreUnavailable, TargetRefused

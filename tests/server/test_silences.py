@@ -10,6 +10,7 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
+from eagle_eye.server.delivery.attempts import WebhookSettings
 from eagle_eye.server.delivery.events import (
     action_requested,
     action_withdrawn,
@@ -18,8 +19,7 @@ from eagle_eye.server.delivery.events import (
     incident_updated,
     node_readmitted,
 )
-from eagle_eye.server.delivery.settings import WebhookSettings
-from eagle_eye.server.delivery.silencing import ACTIVE_MAX
+from eagle_eye.server.delivery.outbox import ACTIVE_MAX
 from eagle_eye.server.model.records import Delivery, Incident, Node, OutboundEvent, Subscription
 from eagle_eye.server.model.silences import covering
 from eagle_eye.server.security.auth import mint

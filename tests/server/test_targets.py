@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from eagle_eye.server.delivery.notifiers.targets import Targets, target_of
-from eagle_eye.server.delivery.settings import WebhookSettings
+from eagle_eye.server.delivery.attempts import WebhookSettings
+from eagle_eye.server.delivery.webhook import Targets, target_of
 from tests.server.builders import FakeClock
 
 

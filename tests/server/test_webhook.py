@@ -10,11 +10,10 @@ import pytest
 import standardwebhooks
 from cloudevents.core.bindings.http import HTTPMessage, from_structured_event
 
-from eagle_eye.server.delivery.notifiers import cloudevents, signing, webhook
-from eagle_eye.server.delivery.notifiers.formats import formats
-from eagle_eye.server.delivery.notifiers.guard import Guard
-from eagle_eye.server.delivery.notifiers.receipts import Outcome, Receipt
-from eagle_eye.server.delivery.settings import WebhookSettings
+from eagle_eye.server.delivery import message_formats, webhook
+from eagle_eye.server.delivery.attempts import Outcome, Receipt, WebhookSettings
+from eagle_eye.server.delivery.message_formats import formats
+from eagle_eye.server.delivery.webhook import Guard
 from eagle_eye.server.model.records import OutboundEvent, Retiring, Subscription
 from tests.server.builders import NOW, event, subscription
 from tests.server.receiver import Receiver, receiver
@@ -62,7 +61,7 @@ def test_a_delivery_is_a_signed_cloudevent() -> None:
 
 def test_a_replaced_secret_signs_until_its_time_so_that_a_receiver_may_lag_a_rotation() -> None:
     now_s = time.time()
-    new, old = signing.new_secret(), signing.new_secret()
+    new, old = webhook.new_secret(), webhook.new_secret()
     with receiver() as target:
         deliver(subscription(url=target.url, secrets=[new], retiring=[Retiring(old, now_s + 1)]), event(), now_s)
         deliver(subscription(url=target.url, secrets=[new], retiring=[Retiring(old, now_s)]), event(), now_s)
@@ -70,7 +69,7 @@ def test_a_replaced_secret_signs_until_its_time_so_that_a_receiver_may_lag_a_rot
     for secret in (new, old):
         standardwebhooks.Webhook(secret).verify(content, headers)
     standardwebhooks.Webhook(new).verify(content, later)
-    for secret, received in ((signing.new_secret(), headers), (old, later)):
+    for secret, received in ((webhook.new_secret(), headers), (old, later)):
         with pytest.raises(standardwebhooks.WebhookVerificationError):
             standardwebhooks.Webhook(secret).verify(content, received)
 
@@ -86,17 +85,17 @@ def test_attempts_keep_id_and_body_and_have_a_fresh_timestamp() -> None:
 
 
 def test_a_secret_is_whsec_and_32_random_bytes() -> None:
-    secret = signing.new_secret()
+    secret = webhook.new_secret()
     assert secret.startswith("whsec_")
     assert len(base64.b64decode(secret.removeprefix("whsec_"))) == 32
-    assert secret != signing.new_secret()
-    signing.check_secret(secret)
+    assert secret != webhook.new_secret()
+    webhook.check_secret(secret)
 
 
 @pytest.mark.parametrize("bad", ["", "secret", "whsec_", "whsec_c2hvcnQ=", "whsec_%%%", "whsec_" + "A" * 100])
 def test_other_secrets_are_refused_without_being_repeated(bad: str) -> None:
     with pytest.raises(ValueError, match="24 to 64") as caught:
-        signing.check_secret(bad)
+        webhook.check_secret(bad)
     assert bad in ("", "secret", "whsec_") or bad not in str(caught.value)
 
 
@@ -219,12 +218,12 @@ def test_a_target_that_became_private_is_a_final_failure() -> None:
 
 
 def test_numbers_that_json_lacks_become_null() -> None:
-    content = cloudevents.envelope(event(data={"value": float("nan")}), SOURCE)
+    content = message_formats.envelope(event(data={"value": float("nan")}), SOURCE)
     assert json.loads(content)["data"] == {"value": None}
 
 
 def test_an_event_carries_the_epoch_of_who_leads_and_none_of_a_server_alone() -> None:
-    led = cloudevents.CloudEvents(SOURCE, lambda: 7, 5.0).message(subscription(), event(), NOW)
-    alone = cloudevents.CloudEvents(SOURCE).message(subscription(), event(), NOW)
+    led = message_formats.CloudEvents(SOURCE, lambda: 7, 5.0).message(subscription(), event(), NOW)
+    alone = message_formats.CloudEvents(SOURCE).message(subscription(), event(), NOW)
     assert json.loads(led.body)["data"] == {**event().data, "epoch": 7, "lease_seconds": 5.0}
     assert json.loads(alone.body)["data"] == event().data

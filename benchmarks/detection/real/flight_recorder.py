@@ -19,7 +19,7 @@ from typing import Any
 
 from eagle_eye.detectors.progress.flight_recorder import analyse
 from eagle_eye.detectors.types import Blind
-from eagle_eye.server.requests.flight_recorder import read_folder
+from eagle_eye.server.admin.flight_recorder_command import read_folder
 
 INJECTED = re.compile(r"Fault ranks: (\[[\d, ]*\])")
 

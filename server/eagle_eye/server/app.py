@@ -21,10 +21,8 @@ from prometheus_client import ProcessCollector
 from eagle_eye.schema.frame import Frame
 from eagle_eye.schema.record_types import prepare_record_types
 from eagle_eye.server import heap
-from eagle_eye.server.accounts.archive import Archive
+from eagle_eye.server.accounts.archive import AccountsCollector, Archive, ResponseCollector
 from eagle_eye.server.accounts.bookkeeper import Bookkeeper
-from eagle_eye.server.accounts.exposition import AccountsCollector
-from eagle_eye.server.accounts.response_metrics import ResponseCollector
 from eagle_eye.server.admin.integrity import Integrity
 from eagle_eye.server.api import (
     accounts,
@@ -48,14 +46,9 @@ from eagle_eye.server.api.visibility import JobOwners
 from eagle_eye.server.background import keep_running
 from eagle_eye.server.charts.reading import Turns
 from eagle_eye.server.config import ServerConfig, is_loopback, plain_text
-from eagle_eye.server.delivery.alert_refresh import AlertRefresh
-from eagle_eye.server.delivery.delivery_metrics import DeliveryCollector
-from eagle_eye.server.delivery.leader_ping import LeaderPing
-from eagle_eye.server.delivery.notifiers.formats import formats
-from eagle_eye.server.delivery.notifiers.guard import Guard, Resolve, system_resolver
-from eagle_eye.server.delivery.notifiers.targets import Targets
-from eagle_eye.server.delivery.notifiers.webhook import Webhook
-from eagle_eye.server.delivery.outbox import Outbox
+from eagle_eye.server.delivery.message_formats import formats
+from eagle_eye.server.delivery.outbox import AlertRefresh, DeliveryCollector, LeaderPing, Outbox
+from eagle_eye.server.delivery.webhook import Guard, Resolve, Targets, Webhook, system_resolver
 from eagle_eye.server.engine.idle_faults import NO_JOB
 from eagle_eye.server.history.embedded_history import EmbeddedHistory
 from eagle_eye.server.history.history import LATE_S, History
@@ -81,9 +74,7 @@ from eagle_eye.server.ingest.rows_request import RowsReader
 from eagle_eye.server.ingest.templates import Templates
 from eagle_eye.server.ingest.unknown_fields import UnknownThings
 from eagle_eye.server.ingest.vouching import Vouchers
-from eagle_eye.server.jobs.configured import sources_of
-from eagle_eye.server.jobs.keeper import JobSources
-from eagle_eye.server.jobs.source_metrics import JobSourceCollector
+from eagle_eye.server.jobs.keeper import JobSourceCollector, JobSources, sources_of
 from eagle_eye.server.model.batch import Batch
 from eagle_eye.server.model.clock import Clock, SystemClock
 from eagle_eye.server.model.identity import Clusters, Naming
@@ -110,11 +101,9 @@ from eagle_eye.server.monitor.readiness import (
 from eagle_eye.server.monitor.recall import KnownNodes, recent_past
 from eagle_eye.server.monitor.watcher import ALL_JOBS, JobShare, Outlook, Watcher
 from eagle_eye.server.reload import Reload
-from eagle_eye.server.requests.bundles import EVIDENCE_FOLDER, Bundles
-from eagle_eye.server.requests.evidence import EvidenceRequests
-from eagle_eye.server.requests.idle_checks import IdleChecks
-from eagle_eye.server.requests.missing_gpus import MissingGpus
-from eagle_eye.server.requests.node_checks import NodeChecks
+from eagle_eye.server.requests.evidence import EVIDENCE_FOLDER, Bundles, EvidenceRequests
+from eagle_eye.server.requests.idle_incidents import MissingGpus
+from eagle_eye.server.requests.node_checks import IdleChecks, NodeChecks
 from eagle_eye.server.security.auth import Tokens
 from eagle_eye.server.security.limits import Limits
 from eagle_eye.server.security.people import People

@@ -28,7 +28,7 @@ from eagle_eye.server.app import Services, create_app
 from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.history.embedded_history import HISTORY_FILE
 from eagle_eye.server.history.settings import of_earlier_versions
-from eagle_eye.server.jobs import trial
+from eagle_eye.server.jobs import keeper
 from eagle_eye.server.service_manager import ServiceManager
 from eagle_eye.server.store.data_folder import FolderLock, held
 from eagle_eye.server.store.factory import RECORDS_FILE, leadership_of, open_records
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(tomli_w.dumps(masked(config)))
         return 0
     if args.check_job_sources:
-        return trial.run(config.job_sources)
+        return keeper.check_job_sources(config.job_sources)
     # Until the server can do something about it, a wish for a reload is no reason to end.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     # A service manager that finds us hung ends us with SIGABRT: its journal shows where the event loop stands. Of the

@@ -14,16 +14,16 @@ import msgspec
 from eagle_eye.schema import configuration
 from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.schema.private_file import open_to_others
-from eagle_eye.server.accounts.settings import AccountSettings
-from eagle_eye.server.delivery.settings import WebhookSettings
+from eagle_eye.server.accounts.trust import AccountSettings
+from eagle_eye.server.delivery.attempts import WebhookSettings
 from eagle_eye.server.engine.idle_faults import IdleCheckSettings
 from eagle_eye.server.engine.settings import DetectionSettings, EvidenceSettings, PolicySettings
 from eagle_eye.server.history.remote_store import settings as remote_store
 from eagle_eye.server.history.remote_store.settings import RemoteStoreSettings
 from eagle_eye.server.history.settings import HistorySettings
 from eagle_eye.server.ingest.settings import IdentitySettings, IngestSettings, RemoteWriteSettings
-from eagle_eye.server.jobs import settings as job_sources
-from eagle_eye.server.jobs.settings import JobSourceSettings
+from eagle_eye.server.jobs import source as job_sources
+from eagle_eye.server.jobs.source import JobSourceSettings
 from eagle_eye.server.model.bounds import Count
 from eagle_eye.server.security import settings as security
 from eagle_eye.server.security.settings import LimitSettings, SignInSettings, TlsSettings
@@ -76,7 +76,7 @@ def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]
         _check_base(config.grafana_url)
     if config.topology_file:
         read_topology(Path(config.topology_file))
-    job_sources.check(config.job_sources)
+    job_sources.check_settings(config.job_sources)
     data_dir = str(Path(config.data_dir).expanduser() if config.data_dir else default_data_dir(environ))
     if not config.tls.certificate_file and (config.tls.key_file or config.tls.client_ca_file):
         raise ConfigurationError("tls.certificate_file: expected a file, since other keys of [tls] are set; got none")

@@ -13,7 +13,7 @@ import msgspec
 
 from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.server.config import ServerConfig
-from eagle_eye.server.delivery.notifiers.guard import Guard
+from eagle_eye.server.delivery.webhook import Guard
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.model.records import AuditEntry

@@ -14,7 +14,7 @@ from eagle_eye.orchestrators.errors import CannotCarryOutError
 from eagle_eye.orchestrators.kubernetes import objects
 from eagle_eye.orchestrators.kubernetes.objects import Pod
 from eagle_eye.server.jobs import pods as server_pods
-from eagle_eye.server.jobs.settings import KubernetesSettings
+from eagle_eye.server.jobs.source import KubernetesSettings
 from tests.orchestrators.kubernetes.builders import NOW_S, pod
 
 

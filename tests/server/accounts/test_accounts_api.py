@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from eagle_eye.schema.events import Event
-from eagle_eye.server.accounts.gpu_inventory import compared
+from eagle_eye.server.accounts.node_records import compared
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.model.account_records import AttemptMembers, Comparison, DriverError, Gpu, Seat
 from eagle_eye.server.model.records import AuditEntry, Node, RuleWord

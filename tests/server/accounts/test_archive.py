@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from eagle_eye.server.accounts.archive import SCORES_FRESH_S, Archive
-from eagle_eye.server.accounts.recurrence_score import RECURRENT_MIN, NodeRecord, RecurrenceScore
+from eagle_eye.server.accounts.node_records import RECURRENT_MIN, NodeRecord, RecurrenceScore
 from eagle_eye.server.model.account_records import AttemptMembers, DriverError, Gpu, Seat
 from eagle_eye.server.model.records import AuditEntry
 from eagle_eye.server.store.factory import open_file

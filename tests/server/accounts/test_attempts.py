@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import count
 
-from eagle_eye.server.accounts.attempts import (
+from eagle_eye.server.accounts.goodput import (
     GAPS_KEPT,
     GONE_S,
     UNWATCHED_S,

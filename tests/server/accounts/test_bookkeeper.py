@@ -11,9 +11,9 @@ import pytest
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import Rank
 from eagle_eye.server.accounts import bookkeeper as module
-from eagle_eye.server.accounts.attempts import WRITE_S
 from eagle_eye.server.accounts.bookkeeper import GPUS_PER_NODE_MAX, PRUNE_EVERY_S, Bookkeeper
-from eagle_eye.server.accounts.settings import AccountSettings
+from eagle_eye.server.accounts.goodput import WRITE_S
+from eagle_eye.server.accounts.trust import AccountSettings
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.store.factory import open_file

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from eagle_eye.server.accounts.gpu_inventory import (
+from eagle_eye.server.accounts.node_records import (
     COMPARISONS_KEPT,
     MOVES_KEPT,
     MOVES_PLAUSIBLE,
@@ -14,7 +14,7 @@ from eagle_eye.server.accounts.gpu_inventory import (
     code_of,
     compared,
     is_one_gpu,
-    reported,
+    reported_gpus,
     sat_at,
     seated,
 )
@@ -61,13 +61,13 @@ def test_a_uuid_that_several_gpus_share_is_none_of_them() -> None:
     [{}, {"uuid": ""}, {"uuid": 7}, {"uuid": "G" * 97}, {"uuid": "GPU\n1"}, {"uuid": None, "model": "H100"}],
 )
 def test_what_is_no_uuid_is_left_out(attributes: dict[str, Any]) -> None:
-    assert reported("n1", 0, attributes, 1.0) is None
-    assert reported("n1", -1, {"uuid": "GPU-1"}, 1.0) is None
+    assert reported_gpus("n1", 0, attributes, 1.0) is None
+    assert reported_gpus("n1", -1, {"uuid": "GPU-1"}, 1.0) is None
 
 
 def test_a_model_that_is_no_plain_text_is_not_kept() -> None:
     for model in ("\x1b[2J", 7, None):
-        found = reported("n1", 0, {"uuid": "GPU-1", "model": model}, 1.0)
+        found = reported_gpus("n1", 0, {"uuid": "GPU-1", "model": model}, 1.0)
         assert found is not None
         assert found.model == ""
 

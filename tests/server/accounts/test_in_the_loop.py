@@ -12,7 +12,7 @@ from eagle_eye.detectors.types import WindowEvent
 from eagle_eye.server.accounts import goodput
 from eagle_eye.server.accounts.archive import Archive
 from eagle_eye.server.accounts.bookkeeper import Bookkeeper
-from eagle_eye.server.accounts.settings import AccountSettings
+from eagle_eye.server.accounts.trust import AccountSettings
 from eagle_eye.server.engine.job_track import EVENTS_KEPT, JobTrack
 from eagle_eye.server.ingest import fleet
 from eagle_eye.server.store.store import ATTEMPTS

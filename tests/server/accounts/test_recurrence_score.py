@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from eagle_eye.server.accounts.recurrence_score import (
+from eagle_eye.server.accounts.node_records import (
     DAY_S,
     FLEET_MIN,
     SIGNALS,

@@ -10,13 +10,14 @@ import tomllib
 
 from eagle_eye.detectors.faults import FAULTS
 from eagle_eye.server import config
-from eagle_eye.server.accounts.hindsight import Precision, Standing
-from eagle_eye.server.accounts.settings import AccountSettings
-from eagle_eye.server.accounts.timeline import TimelineSpan, timeline
+from eagle_eye.server.accounts.goodput import TimelineSpan, timeline
 from eagle_eye.server.accounts.trust import (
     KINDS,
+    AccountSettings,
     HoursAtStake,
     JudgedDecision,
+    Precision,
+    Standing,
     asked_decision,
     assess,
     evidence,

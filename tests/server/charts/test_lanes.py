@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle_eye.schema.action import MemberRank
-from eagle_eye.server.accounts.timeline import LossCause, TimelineSpan
+from eagle_eye.server.accounts.goodput import LossCause, TimelineSpan
 from eagle_eye.server.charts import plots
 from eagle_eye.server.charts.plots import lane_rows
 from eagle_eye.server.history.steps import SeriesSteps

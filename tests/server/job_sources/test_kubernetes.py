@@ -14,11 +14,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from eagle_eye.server.jobs import kube_api
+from eagle_eye.server.jobs import kubernetes
 from eagle_eye.server.jobs.kubernetes import Kubernetes
 from eagle_eye.server.jobs.pods import KubernetesNode, Pod, jobs_of, node_of
-from eagle_eye.server.jobs.settings import KubernetesSettings
-from eagle_eye.server.jobs.source import ScheduledJob, Snapshot, SourceFailed
+from eagle_eye.server.jobs.source import KubernetesSettings, ScheduledJob, Snapshot, SourceFailed
 from tests.server.builders import NOW, FakeClock
 from tests.server.job_sources.fake_http import Answer, Asked, serving
 
@@ -292,7 +291,7 @@ def test_cordoned_nodes_are_told_beside_the_jobs() -> None:
     ],
 )
 def test_what_is_no_list_is_a_failure(answer: Answer, reason: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kube_api, "PAGE_BYTES_MAX", 4000)
+    monkeypatch.setattr(kubernetes, "PAGE_BYTES_MAX", 4000)
     server = ApiServer()
     server.refuse = lambda _: answer
     with pytest.raises(SourceFailed, match=words) as failed:
@@ -301,7 +300,7 @@ def test_what_is_no_list_is_a_failure(answer: Answer, reason: str, words: str, m
 
 
 def test_an_event_that_never_ends_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kube_api, "LINE_BYTES_MAX", 1_000)
+    monkeypatch.setattr(kubernetes, "LINE_BYTES_MAX", 1_000)
     server = ApiServer(pod())
     server.events.put({"type": "ADDED", "object": pod("x" * 5_000)})
 
@@ -334,4 +333,4 @@ def test_the_token_is_read_for_each_request(tmp_path: Path) -> None:
 
 def test_outside_of_a_pod_the_url_has_to_be_given() -> None:
     with pytest.raises(SourceFailed, match=r"job_sources\.kubernetes\.url"):
-        kube_api.KubeApi(KubernetesSettings(use="watch"), {})
+        kubernetes.KubeApi(KubernetesSettings(use="watch"), {})

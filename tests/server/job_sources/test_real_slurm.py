@@ -25,10 +25,8 @@ from eagle_eye.schema.host_lists import expand
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.app import create_app
 from eagle_eye.server.command import connection_options
-from eagle_eye.server.jobs.settings import SlurmSettings
-from eagle_eye.server.jobs.slurm_rest import SlurmRest
-from eagle_eye.server.jobs.slurm_squeue import Squeue
-from eagle_eye.server.jobs.source import ScheduledJob
+from eagle_eye.server.jobs.slurm import SlurmRest, Squeue
+from eagle_eye.server.jobs.source import ScheduledJob, SlurmSettings
 from eagle_eye.server.model.clock import SystemClock
 from tests.real_slurm import TIME_LIMIT_SEEN_S, running_with_preemption, skip_reason, until
 from tests.real_slurm import Slurm as Cluster

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from eagle_eye.server.jobs import slurm_rest
-from eagle_eye.server.jobs.settings import SlurmSettings
-from eagle_eye.server.jobs.slurm_rest import SlurmRest
-from eagle_eye.server.jobs.source import Snapshot, SourceFailed
+from eagle_eye.server.jobs import slurm
+from eagle_eye.server.jobs.slurm import SlurmRest
+from eagle_eye.server.jobs.source import SlurmSettings, Snapshot, SourceFailed
 from tests.server.builders import FakeClock
 from tests.server.job_sources.fake_http import Answer, Asked, serving
 
@@ -63,7 +62,7 @@ def test_the_newest_version_that_it_has_is_found_once(tmp_path: Path) -> None:
     assert (snapshots[0].nodes[0].state, snapshots[1].nodes) == ("excluded", None)
     paths = [asked.path for asked in slurmrestd.asked]
     assert paths[-3:] == ["/slurm/v0.0.40/jobs", "/slurm/v0.0.40/nodes", "/slurm/v0.0.40/jobs"]
-    assert paths[0] == f"/slurm/{slurm_rest.VERSIONS[0]}/jobs"
+    assert paths[0] == f"/slurm/{slurm.VERSIONS[0]}/jobs"
     assert slurmrestd.asked[0].headers["x-slurm-user-name"] == "root"
 
 
@@ -95,7 +94,7 @@ def test_nobody_there_an_endless_answer_and_no_version_are_failures(
 ) -> None:
     with pytest.raises(SourceFailed, match="cannot be reached: ConnectError"):
         first(source("http://127.0.0.1:1", tmp_path))
-    monkeypatch.setattr(slurm_rest, "OUTPUT_BYTES_MAX", 1_000)
+    monkeypatch.setattr(slurm, "OUTPUT_BYTES_MAX", 1_000)
     slurmrestd = Slurmrestd()
     slurmrestd.jobs = b" " * 2_000
     with serving(slurmrestd) as url:

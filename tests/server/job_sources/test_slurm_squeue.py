@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from eagle_eye.server.jobs import slurm_squeue
-from eagle_eye.server.jobs.settings import SlurmSettings
-from eagle_eye.server.jobs.slurm_squeue import Squeue
-from eagle_eye.server.jobs.source import Snapshot, SourceFailed
+from eagle_eye.server.jobs import slurm
+from eagle_eye.server.jobs.slurm import Squeue
+from eagle_eye.server.jobs.source import SlurmSettings, Snapshot, SourceFailed
 from tests.server.builders import NOW, FakeClock
 
 LINE = "17|N/A|RUNNING|0|1000|NONE|UNLIMITED|N/A|ada|n[1-2]|"
@@ -76,7 +75,7 @@ def test_json_is_asked_for_where_it_says_more(tmp_path: Path, version: str, form
 def test_whatever_is_no_whole_answer_is_a_failure(
     tmp_path: Path, script: str, reason: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slurm_squeue, "OUTPUT_BYTES_MAX", 100_000)
+    monkeypatch.setattr(slurm, "OUTPUT_BYTES_MAX", 100_000)
     with pytest.raises(SourceFailed, match=words) as failed:
         ask(squeue(tmp_path, script, timeout_s=0.3 if reason == "timeout" else 10.0))
     assert failed.value.reason == reason

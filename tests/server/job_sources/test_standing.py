@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from eagle_eye.server.jobs.reconcile import standing
 from eagle_eye.server.jobs.source import ScheduledNode
-from eagle_eye.server.jobs.standing import standing
 from eagle_eye.server.model.identity import NodeNames
 from eagle_eye.server.model.records import Node
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from eagle_eye.cli.main import main
-from eagle_eye.server.jobs import trial
+from eagle_eye.server.jobs import keeper
 from tests.server.job_sources.fake_http import serving
 from tests.server.job_sources.test_kubernetes import ApiServer, pod
 
@@ -36,7 +36,7 @@ def check(config: str) -> int:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "REFUSED_S", 0.3)
+    monkeypatch.setattr(keeper, "REFUSED_S", 0.3)
 
 
 def test_what_slurm_says_is_shown_and_nothing_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

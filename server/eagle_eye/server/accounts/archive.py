@@ -1,27 +1,31 @@
 """Reads the past: nodes' histories and scores, jobs' timelines, claims and what followed. Reads the store.
 
-Every query has a limit; if the limit left something out, the answer says so.
+Every query has a limit; if the limit left something out, the answer says so. Of this, ``/metrics`` shows the recurrent
+nodes, goodput and lost GPU time, how fast trouble is found and over, and how often policy was right.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import msgspec
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from eagle_eye.detectors.faults import BY_NAME
 from eagle_eye.schema.driver_facts import BY_CODE
-from eagle_eye.server.accounts import hindsight, recurrence_score, trust
-from eagle_eye.server.accounts.gpu_inventory import is_one_gpu, sat_at
-from eagle_eye.server.accounts.hindsight import ActionOutcome, Afterwards
-from eagle_eye.server.accounts.recurrence_score import NodeRecord, Scores
-from eagle_eye.server.accounts.timeline import TimelineSpan, timeline
-from eagle_eye.server.accounts.trust import JudgedDecision
+from eagle_eye.schema.metrics import PROMETHEUS_PREFIX
+from eagle_eye.server.accounts import goodput, node_records, trust
+from eagle_eye.server.accounts.goodput import TimelineSpan, timeline
+from eagle_eye.server.accounts.node_records import NodeRecord, Scores, is_one_gpu, sat_at
+from eagle_eye.server.accounts.trust import ActionOutcome, Afterwards, JudgedDecision, precision_of
 from eagle_eye.server.model.account_records import Attempt, DriverError, Ticket
 from eagle_eye.server.model.clock import Clock
+from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.model.records import Action, AuditEntry, Incident, NodeCheck
 from eagle_eye.server.store.store import (
     ACTIONS,
@@ -89,7 +93,7 @@ class Archive:
         with self._lock:
             now_s = self._clock.now_s()
             if self._scores is None or not 0 <= now_s - self._scores.made_s < SCORES_FRESH_S:
-                self._scores = recurrence_score.scores(self._pasts(now_s), now_s)
+                self._scores = node_records.scores(self._pasts(now_s), now_s)
             return self._scores
 
     def jobs(self, job: str | None = None, cell: str | None = None) -> JobSpans:
@@ -123,11 +127,11 @@ class Archive:
         """Return what was requested and not carried out since then, newest first; and whether a limit left some out."""
         asked: list[Action] = []
         cut = False
-        for state in hindsight.JUDGED_STATES:
+        for state in trust.JUDGED_STATES:
             filters = {"state": state, "job": job, "cell": cell}
             given = {name: value for name, value in filters.items() if value is not None}
             found, more = self._newest(ACTIONS, given, lambda action: action.created_s < since_s)
-            asked += [a for a in found if hindsight.is_judged(a) and fault in (None, a.fault)]
+            asked += [a for a in found if trust.is_judged(a) and fault in (None, a.fault)]
             cut = cut or more
         asked.sort(key=lambda action: (action.created_s, action.id), reverse=True)
         after = _Aftermath(self._store, self._newest, min((a.created_s for a in asked), default=since_s))
@@ -135,7 +139,7 @@ class Archive:
         claims = []
         for action in asked:
             past = after.of(action)
-            outcome = hindsight.look_back(action, past, now_s, self._hindsight_s)
+            outcome = trust.look_back(action, past, now_s, self._hindsight_s)
             claims.append(HeldBackAction(action, past.incident, outcome))
         return claims, cut or after.cut
 
@@ -152,7 +156,7 @@ class Archive:
             asked, more = self._newest(ACTIONS, {"state": state}, lambda action: action.created_s < since_s)
             cut = cut or more
             for action in asked:
-                if hindsight.would_stop(action) and fault in (None, action.fault):
+                if trust.would_stop(action) and fault in (None, action.fault):
                     incident = self._store.get(INCIDENTS, action.incident_id)
                     found.append(trust.asked_decision(action, incident, now_s, self._hindsight_s))
         return found, cut
@@ -168,7 +172,7 @@ class Archive:
 
     def _pasts(self, now_s: float) -> dict[str, NodeRecord]:
         """Return the record of every node within the score's window."""
-        since_s = now_s - recurrence_score.WINDOW_S
+        since_s = now_s - node_records.WINDOW_S
         pasts = {
             node.node: NodeRecord(known_s=max(0.0, now_s - (node.known_since_s or node.updated_s)))
             for node in self._store.all(NODES)
@@ -178,9 +182,7 @@ class Archive:
             if incident.node in pasts and incident.state != "false" and not incident.merged_into:
                 pasts[incident.node].incidents += 1
         culprits = [i for i in shown if i.detected_s >= since_s and _accuses(i)]
-        attempts, _ = self._newest(
-            ATTEMPTS, {}, lambda attempt: attempt.started_s < now_s - 2 * recurrence_score.WINDOW_S
-        )
+        attempts, _ = self._newest(ATTEMPTS, {}, lambda attempt: attempt.started_s < now_s - 2 * node_records.WINDOW_S)
         _count_failures(pasts, culprits, attempts, since_s)
         self._count_exclusions(pasts, since_s)
         codes: dict[str, set[int]] = defaultdict(set)
@@ -210,7 +212,7 @@ class Archive:
         for node, names in jobs.items():
             pasts[node].excluding_jobs = len(names)
         for entry in newest_audit(self._store, lambda entry: entry.time_s < since_s):
-            if entry.verb in hindsight.TAKEN_OUT_VERBS and entry.subject in pasts:
+            if entry.verb in trust.TAKEN_OUT_VERBS and entry.subject in pasts:
                 outs[entry.subject].append(entry.time_s)
         for node, times in outs.items():
             pasts[node].taken_out = _occasions(times)
@@ -254,7 +256,7 @@ class _Aftermath:
 
     def of(self, action: Action) -> Afterwards:
         """Return what is on record of the action's nodes and job since then."""
-        nodes = sorted(hindsight.accused(action))
+        nodes = sorted(trust.accused(action))
         for node in nodes:
             if node not in self._verbs:
                 self._verbs[node] = self._since(self._store.audit(None, PAGE_LIMIT_MAX, node), lambda e: e.time_s)
@@ -353,3 +355,136 @@ def _count_failures(
             pasts[node].single_node_failures += 1
         elif node in pasts:
             pasts[node].multi_node_failures += 1
+
+
+# On /metrics: every family has a bounded number of series.
+
+RECURRENT_MAX = 100
+LOSSES_MAX = 1_000
+
+
+class AccountsCollector(Collector):
+    """Figures for daily use. All are gauges, even sums: the cause of a loss may change when more is known."""
+
+    def __init__(self, archive: Archive) -> None:
+        self._archive = archive
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the families; nothing while the records cannot be read."""
+        recurrent = _family("node_recurrence_score", "Score of the nodes that keep failing, the worst ones.", ["node"])
+        lemons = _family("node_lemon_score", "The former name of node_recurrence_score.", ["node"])
+        ratio = _family(
+            "job_goodput_ratio",
+            "Share of the present run's known time that was training at full speed, of jobs that go on.",
+            ["job"],
+        )
+        ettr = _family(
+            "job_effective_training_ratio",
+            "Share of the present run's known time that was spent on steps that counted, of jobs that go on.",
+            ["job"],
+        )
+        lost = _family(
+            "job_lost_gpu_seconds",
+            "GPU time of the present run that was no training, by what it was lost to; of jobs that go on.",
+            ["job", "part", "fault"],
+        )
+        try:
+            worst = self._archive.scores().recurrent_by_score()[:RECURRENT_MAX]
+            current = self._archive.current()
+        except StoreUnavailable:
+            return
+        for node, score in worst:
+            recurrent.add_metric([node], score)
+            lemons.add_metric([node], score)
+        series: list[tuple[float, list[str]]] = []
+        for job, spans in current.items():
+            sums = goodput.account(spans)
+            if sums.goodput_ratio is not None and sums.ettr_ratio is not None:
+                ratio.add_metric([job], sums.goodput_ratio)
+                ettr.add_metric([job], sums.ettr_ratio)
+            by_fault = goodput.grouped(goodput.losses(spans), "fault")
+            for fault, parts in by_fault.items():
+                series += [(amount.gpu_seconds, [job, part, fault]) for part, amount in parts.items()]
+        for gpu_seconds, labels in sorted(series, reverse=True)[:LOSSES_MAX]:
+            lost.add_metric(labels, gpu_seconds)
+        yield from (recurrent, lemons, ratio, ettr, lost)
+
+
+def _family(name: str, help_: str, labels: list[str]) -> GaugeMetricFamily:
+    return GaugeMetricFamily(PROMETHEUS_PREFIX + name, help_, labels=labels)
+
+
+RESPONSE_TIMES_S = 7 * 86_400.0  # whose incidents count for the times
+DECISIONS_S = 90 * 86_400.0
+RESPONSE_FRESH_S = 300.0
+QUANTILES = (0.5, 0.95)
+
+
+class ResponseCollector(Collector):
+    """By fault, at most FRESH_S old; so the series are bounded by the catalogue of faults."""
+
+    def __init__(self, archive: Archive, clock: Clock) -> None:
+        self._archive = archive
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._made_s: float | None = None
+        self._families: list[Metric] = []
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the families; nothing while the records cannot be read."""
+        with self._lock:
+            now_s = self._clock.now_s()
+            if self._made_s is None or not 0 <= now_s - self._made_s < RESPONSE_FRESH_S:
+                try:
+                    incidents = self._archive.incidents(now_s - RESPONSE_TIMES_S)
+                    decisions, _ = self._archive.decisions(now_s - DECISIONS_S)
+                except StoreUnavailable:
+                    return
+                self._families = [*_times(incidents), *_decisions(trust.of_incidents(decisions))]
+                self._made_s = now_s
+            yield from self._families
+
+
+def _times(incidents: Iterable[Incident]) -> Iterator[Metric]:
+    to_detect: dict[str, list[float]] = defaultdict(list)
+    to_recover: dict[str, list[float]] = defaultdict(list)
+    for one in incidents:
+        if one.state == "false" or one.merged_into:
+            continue
+        to_detect[one.fault].append(one.detected_s - one.onset_s)
+        if one.ended_s is not None:
+            to_recover[one.fault].append(one.ended_s - one.onset_s)
+    for name, text, times in (
+        ("time_to_detect_seconds", "From an incident's onset to its verdict; of seven days.", to_detect),
+        ("time_to_recover_seconds", "From an incident's onset until it was over; of seven days.", to_recover),
+    ):
+        family = _family(name, text, ["fault", "quantile"])
+        for fault, found in sorted(times.items()):
+            for share in QUANTILES:
+                family.add_metric([fault, str(share)], _quantile(sorted(found), share))
+        yield family
+
+
+def _decisions(decisions: Iterable[trust.JudgedDecision]) -> Iterator[Metric]:
+    counts = _family(
+        "ledger_decisions",
+        "Incidents for which policy wanted an action, by whether that was right; of ninety days.",
+        ["fault", "standing"],
+    )
+    low = _family(
+        "ledger_precision_low_ratio",
+        "Lower end of the 95% interval of right over right and wrong, where any is known.",
+        ["fault"],
+    )
+    for fault, mine in sorted(trust.by_fault(decisions).items()):
+        counted = precision_of(one.standing for one in mine)
+        for standing, count in counted._asdict().items():
+            counts.add_metric([fault, standing], count)
+        if counted.interval is not None:
+            low.add_metric([fault], counted.interval[0])
+    yield from (counts, low)
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    """Return the quantile by the nearest rank: one of the values, also of few."""
+    return ordered[math.ceil(share * len(ordered)) - 1]

@@ -14,10 +14,10 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from eagle_eye.schema.events import Event
-from eagle_eye.server.accounts import gpu_inventory
-from eagle_eye.server.accounts.attempts import LOOK_S, UNWATCHED_S, Witness, follow, forsaken, worth_writing
-from eagle_eye.server.accounts.gpu_inventory import ErrorCount, GpuReport
-from eagle_eye.server.accounts.settings import AccountSettings
+from eagle_eye.server.accounts import node_records
+from eagle_eye.server.accounts.goodput import LOOK_S, UNWATCHED_S, Witness, follow, forsaken, worth_writing
+from eagle_eye.server.accounts.node_records import ErrorCount, GpuReport
+from eagle_eye.server.accounts.trust import AccountSettings
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.model.account_records import Attempt, AttemptMembers, DriverError, Gpu
 from eagle_eye.server.model.clock import Clock
@@ -89,12 +89,12 @@ class Bookkeeper:
     def note(self, node: str, events: Iterable[Event]) -> None:
         """Record a node's events, with times on the server's clock. On the event loop; returns at once."""
         for event in events:
-            if event.kind == gpu_inventory.INVENTORY:
-                reported = gpu_inventory.reported(node, event.device, event.attributes, event.time_s)
+            if event.kind == node_records.INVENTORY:
+                reported = node_records.reported_gpus(node, event.device, event.attributes, event.time_s)
                 if reported is not None:
                     self._put(self._gpus, reported.uuid, reported, "gpu_backlog")
-            elif event.kind in gpu_inventory.ERRORS:
-                code = gpu_inventory.code_of(event.attributes)
+            elif event.kind in node_records.ERRORS:
+                code = node_records.code_of(event.attributes)
                 if code is not None:
                     key = (node, event.device, event.kind, code)
                     self._put(self._errors, key, ErrorCount(1, event.time_s, event.time_s), "error_backlog")
@@ -221,7 +221,7 @@ class Bookkeeper:
                 if room[reported.node] < 0:
                     self._dropped("gpus_of_node")
                     continue
-            new = gpu_inventory.seated(known, reported)
+            new = node_records.seated(known, reported)
             if new is not known:
                 yield new
 
@@ -242,9 +242,9 @@ class Bookkeeper:
             if node not in seats:
                 seats[node] = store.page(GPUS, {"node": node}, limit=GPUS_PER_NODE_MAX).items
             uuid = next(
-                (gpu.uuid for gpu in seats[node] if gpu_inventory.sat_at(gpu, tally.last_s) == (node, device)), ""
+                (gpu.uuid for gpu in seats[node] if node_records.sat_at(gpu, tally.last_s) == (node, device)), ""
             )
-            id_ = gpu_inventory.error_id(node, device, kind, code, uuid)
+            id_ = node_records.error_id(node, device, kind, code, uuid)
             known = store.get(DRIVER_ERRORS, id_)
             if known is None:
                 if node not in room:
@@ -265,7 +265,7 @@ class Bookkeeper:
                 first_s=tally.first_s,
                 last_s=tally.last_s,
             )
-            yield gpu_inventory.counted(known, reported)
+            yield node_records.counted(known, reported)
 
     def _prune(self, now_s: float) -> None:
         aged: tuple[tuple[Kind[Any], str, float], ...] = (

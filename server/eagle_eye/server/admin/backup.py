@@ -19,8 +19,8 @@ from typing import NamedTuple
 from eagle_eye.server.history.embedded_history import HISTORY_FOLDER
 from eagle_eye.server.history.segments.facts import PARTIAL as PARTIAL_SEGMENT
 from eagle_eye.server.model.errors import BackupFailed, StoreUnavailable
-from eagle_eye.server.requests.bundles import EVIDENCE_FOLDER
-from eagle_eye.server.requests.bundles import PARTIAL as PARTIAL_BUNDLE
+from eagle_eye.server.requests.evidence import EVIDENCE_FOLDER
+from eagle_eye.server.requests.evidence import PARTIAL as PARTIAL_BUNDLE
 from eagle_eye.server.store.data_folder import held, new_aside, set_aside
 
 DATABASES = "*.db"

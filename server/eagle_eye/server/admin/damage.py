@@ -17,7 +17,7 @@ from typing import NamedTuple
 from eagle_eye.server.history import journal_schema
 from eagle_eye.server.history.embedded_history import HISTORY_FILE, HISTORY_FOLDER
 from eagle_eye.server.model.errors import StoreUnavailable
-from eagle_eye.server.requests.bundles import EVIDENCE_FOLDER
+from eagle_eye.server.requests.evidence import EVIDENCE_FOLDER
 from eagle_eye.server.store import schema, write_ahead_log
 from eagle_eye.server.store.data_folder import FolderLock, new_aside, set_aside
 from eagle_eye.server.store.database import REMEDY, tells_damage

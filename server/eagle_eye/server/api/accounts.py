@@ -12,12 +12,9 @@ from msgspec import Struct
 from eagle_eye.schema.times import unix_seconds
 from eagle_eye.server.accounts import goodput, trust
 from eagle_eye.server.accounts.archive import Archive, HeldBackAction
-from eagle_eye.server.accounts.goodput import Account, Amount, By
-from eagle_eye.server.accounts.hindsight import Precision, precision
-from eagle_eye.server.accounts.settings import AccountSettings
-from eagle_eye.server.accounts.tickets import Format, TicketFileWrong, parse
-from eagle_eye.server.accounts.timeline import TimelineSpan
-from eagle_eye.server.accounts.trust import FaultEvidence, HoursAtStake, ModeStep
+from eagle_eye.server.accounts.goodput import Account, Amount, By, TimelineSpan
+from eagle_eye.server.accounts.node_records import TicketFileWrong, TicketFormat, parse_tickets
+from eagle_eye.server.accounts.trust import AccountSettings, FaultEvidence, HoursAtStake, ModeStep, Precision, precision
 from eagle_eye.server.api import views
 from eagle_eye.server.api.requests import (
     Admin,
@@ -69,7 +66,7 @@ AccountParts = Annotated[AccountNeeds, Depends(services)]
 class TicketImport(Struct, frozen=True, forbid_unknown_fields=True):
     """A file of tickets as text: CSV with a header, or one JSON object a line."""
 
-    format: Format
+    format: TicketFormat
     text: str
 
 
@@ -158,7 +155,7 @@ def import_tickets(parts: AccountParts, principal: Operator, body: Body) -> Resp
     """Take repair tickets; one whose id is known replaces it. All of the file or, where a line is wrong, nothing."""
     asked = decoded(body, TicketImport)
     try:
-        parsed = parse(asked.text, asked.format, parts.clock.now_s())
+        parsed = parse_tickets(asked.text, asked.format, parts.clock.now_s())
     except TicketFileWrong as error:
         raise Refusal(400, "ticket", str(error)) from None
     counts = {"new": 0, "changed": 0, "unchanged": 0}

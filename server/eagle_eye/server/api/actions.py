@@ -31,7 +31,7 @@ from eagle_eye.server.api.requests import (
 )
 from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.delivery import events as outbound
-from eagle_eye.server.delivery.claims import claimed
+from eagle_eye.server.delivery.events import claimed_action
 from eagle_eye.server.engine import ledger
 from eagle_eye.server.engine.incidents import WantedAction
 from eagle_eye.server.engine.policy import Decision, Weighing
@@ -318,7 +318,7 @@ def report(parts: Parts, principal: Operator, action: str, body: Body) -> Respon
 
     def reported(record: Action) -> Action:
         if given.claim:
-            return claimed(record, given, principal.who, parts.clock.now_s())
+            return claimed_action(record, given, principal.who, parts.clock.now_s())
         if given.state == "accepted" and record.state == "withdrawn":
             # Nothing has begun: it would stay accepted for ever. What has is recorded by later reports.
             raise IllegalTransition(f"action {record.id} is withdrawn; it cannot be accepted any more")

@@ -45,9 +45,9 @@ from eagle_eye.server.api.requests import (
 )
 from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.delivery import events as outbound
-from eagle_eye.server.delivery.delivery_states import again
-from eagle_eye.server.delivery.notifiers import signing
-from eagle_eye.server.delivery.notifiers.guard import Guard
+from eagle_eye.server.delivery import webhook
+from eagle_eye.server.delivery.attempts import again
+from eagle_eye.server.delivery.webhook import Guard
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import IllegalTransition, Refusal, StoreUnavailable
@@ -171,9 +171,9 @@ def check_overlap(seconds: float) -> float:
 
 def usable_secret(wanted: str) -> str:
     """Return the secret, or a new one for "". Raises Refusal 400."""
-    secret = wanted or signing.new_secret()
+    secret = wanted or webhook.new_secret()
     try:
-        signing.check_secret(secret)
+        webhook.check_secret(secret)
     except ValueError as error:
         raise Refusal(400, "secret", str(error)) from None
     return secret
@@ -338,8 +338,8 @@ def rotate(parts: SubscriptionParts, principal: Operator, subscription: str, bod
         old = _active(store, subscription)
         if old.secrets[:1] == [secret]:
             return Change(subscriptions=(old,))
-        new = signing.without_expired(signing.rotated(old, secret, now_s + overlap_s), now_s, overlap_s)
-        if len(signing.signing_secrets(new, now_s)) > SIGNING_MAX:
+        new = webhook.without_expired(webhook.rotated(old, secret, now_s + overlap_s), now_s, overlap_s)
+        if len(webhook.signing_secrets(new, now_s)) > SIGNING_MAX:
             raise Refusal(
                 409, "limit", f"{SIGNING_MAX} secrets would sign beside the new one; wait until one ends (retiring)"
             )

@@ -43,8 +43,7 @@ from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import Refusal
 from eagle_eye.server.model.records import EvidenceKind, EvidenceRequest, EvidenceState, Incident
-from eagle_eye.server.requests.bundles import Incoming, NotGzip
-from eagle_eye.server.requests.evidence import OPEN_STATES, EvidenceRequests
+from eagle_eye.server.requests.evidence import OPEN_STATES, EvidenceRequests, Incoming, NotGzip
 from eagle_eye.server.security.auth import Principal, Tokens
 from eagle_eye.server.store.store import EVIDENCE, INCIDENTS, JOBS, NODES, PAGE_LIMIT_MAX, Change, Store
 from eagle_eye.server.telemetry.counters import Telemetry

@@ -11,8 +11,8 @@ from fastapi import APIRouter, Depends, Query, Response
 
 from eagle_eye.detectors.faults import BY_NAME as FAULTS
 from eagle_eye.schema.metrics import BY_NAME as METRICS
-from eagle_eye.server.accounts.gpu_inventory import sat_at
-from eagle_eye.server.accounts.hindsight import would_stop
+from eagle_eye.server.accounts.node_records import sat_at
+from eagle_eye.server.accounts.trust import would_stop
 from eagle_eye.server.api import views
 from eagle_eye.server.api.actions import other_hold, policy_view
 from eagle_eye.server.api.filter_values import ListedIncidentState

@@ -15,8 +15,7 @@ from eagle_eye.schema.metrics import BY_NAME as METRICS
 from eagle_eye.schema.names import NAME_CHARS_MAX, is_name
 from eagle_eye.schema.natural_order import natural
 from eagle_eye.server.accounts.archive import Archive
-from eagle_eye.server.accounts.goodput import clipped
-from eagle_eye.server.accounts.timeline import TimelineSpan
+from eagle_eye.server.accounts.goodput import TimelineSpan, clipped
 from eagle_eye.server.api import views
 from eagle_eye.server.api.filter_values import ListedJobState
 from eagle_eye.server.api.incidents import numbers, resolutions

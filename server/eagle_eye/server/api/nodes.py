@@ -13,8 +13,7 @@ from msgspec.structs import replace
 
 from eagle_eye.schema.labels import state_label
 from eagle_eye.server.accounts.archive import Archive
-from eagle_eye.server.accounts.gpu_inventory import sat_at
-from eagle_eye.server.accounts.recurrence_score import NodeRecord, RecurrenceScore, Scores
+from eagle_eye.server.accounts.node_records import NodeRecord, RecurrenceScore, Scores, sat_at
 from eagle_eye.server.api import views
 from eagle_eye.server.api.requests import (
     Body,

@@ -14,7 +14,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from eagle_eye.server.accounts.archive import Archive
-from eagle_eye.server.accounts.timeline import LATE_FLOOR_S, LATE_STEPS, stops_jobs
+from eagle_eye.server.accounts.goodput import LATE_FLOOR_S, LATE_STEPS, stops_jobs
 from eagle_eye.server.api.nodes import scores_of
 from eagle_eye.server.api.requests import Cell, Operator, Reader, answer, audited, services
 from eagle_eye.server.config import ServerConfig

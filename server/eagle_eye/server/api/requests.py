@@ -23,7 +23,7 @@ from eagle_eye.schema.problem import CONTENT_TYPE, problem
 from eagle_eye.schema.times import unix_seconds
 from eagle_eye.server.api.filter_values import FAULT_NAMES
 from eagle_eye.server.api.visibility import SIGHT, JobOwners, Sight, admitted
-from eagle_eye.server.delivery.notifiers.guard import URL_CHARS_MAX
+from eagle_eye.server.delivery.webhook import URL_CHARS_MAX
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import (
     NO_HEADERS,

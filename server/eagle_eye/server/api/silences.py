@@ -32,7 +32,7 @@ from eagle_eye.server.api.requests import (
 )
 from eagle_eye.server.api.visibility import Sight
 from eagle_eye.server.config import ServerConfig
-from eagle_eye.server.delivery.silencing import ACTIVE_MAX, in_force
+from eagle_eye.server.delivery.outbox import ACTIVE_MAX, silences_in_force
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import Refusal
 from eagle_eye.server.model.records import NewsSilence, SilenceState
@@ -143,7 +143,7 @@ async def silence(parts: Parts, principal: Operator, body: Body) -> Response:
     )
 
     def made(store: Store) -> Change:
-        if len(in_force(store, now_s)) >= ACTIVE_MAX:
+        if len(silences_in_force(store, now_s)) >= ACTIVE_MAX:
             raise Refusal(409, "limit", f"{ACTIVE_MAX} silences are in force, which is the most; end one first")
         detail = f"{_scope(record)} until {rfc3339(record.until_s)}: {record.reason}"
         return Change(silences=(record,), audit=(audited(parts, principal, "silence", record.id, detail),))

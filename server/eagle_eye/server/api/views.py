@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from eagle_eye.server.delivery import events as outbound
-from eagle_eye.server.delivery import silencing
+from eagle_eye.server.delivery import outbox
 from eagle_eye.server.engine.judgement import AttemptCheckpoints
 from eagle_eye.server.engine.ledger import phase
 from eagle_eye.server.ingest.fleet import Fleet
@@ -209,7 +209,7 @@ def silence(record: NewsSilence, incidents: Iterable[Incident], now_s: float) ->
 
 def silence_of(store: Store, record: Incident, now_s: float) -> dict[str, Any] | None:
     """Return the silence in force that covers the incident; None for none, and once the incident is over for good."""
-    found = silencing.silence_of(store, record, now_s)
+    found = outbox.silence_of(store, record, now_s)
     return None if found is None else silence(found, (record,), now_s)
 
 

@@ -1,37 +1,361 @@
-"""Durable deliveries: at least once, in order within each incident; no incident or subscription blocks another."""
+"""Durable deliveries: at least once, in order within each incident; no incident or subscription blocks another.
+
+Also what is withheld or repeated: news of silenced incidents, alerts that an Alertmanager would forget, and the ping by
+which a new leader tells its epoch.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TypeVar
+import secrets
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 from msgspec.structs import replace
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
-from eagle_eye.schema.action import ACTION_REQUESTED, INCIDENT_OPENED, INCIDENT_UPDATED
-from eagle_eye.server.delivery import silencing
-from eagle_eye.server.delivery.alert_refresh import AlertRefresh
-from eagle_eye.server.delivery.delivery_outcomes import DeliveryOutcomes
-from eagle_eye.server.delivery.delivery_states import after, expired, failed, hopeless
-from eagle_eye.server.delivery.in_flight import InFlight
-from eagle_eye.server.delivery.notifiers.alerts import Alert
-from eagle_eye.server.delivery.notifiers.receipts import Notifier, Outcome, Receipt
-from eagle_eye.server.delivery.notifiers.signing import without_expired
-from eagle_eye.server.delivery.notifiers.targets import Targets
-from eagle_eye.server.delivery.settings import WebhookSettings
+from eagle_eye.schema.action import ACTION_REQUESTED, INCIDENT_OPENED, INCIDENT_RESOLVED, INCIDENT_UPDATED
+from eagle_eye.schema.backoff import doubled_s
+from eagle_eye.schema.metrics import PROMETHEUS_PREFIX
+from eagle_eye.server.delivery import events as outbound
+from eagle_eye.server.delivery.attempts import (
+    InFlight,
+    Notifier,
+    Outcome,
+    Receipt,
+    WebhookSettings,
+    after,
+    expired,
+    failed,
+    fared,
+    hopeless,
+    silenced,
+)
+from eagle_eye.server.delivery.message_formats import Alert, AlertmanagerApi
+from eagle_eye.server.delivery.webhook import Targets, without_expired
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import StoreUnavailable
-from eagle_eye.server.model.records import AuditEntry, Delivery, OutboundEvent, Subscription
+from eagle_eye.server.model.records import (
+    AuditEntry,
+    Delivery,
+    Incident,
+    NewsSilence,
+    OutboundEvent,
+    Subscription,
+    SubscriptionHealth,
+)
+from eagle_eye.server.model.silences import covering, covering_incident, described
+from eagle_eye.server.model.subscription_filters import INCIDENT_TYPES, wants
 from eagle_eye.server.store.changes import Signal, wait
-from eagle_eye.server.store.store import ACTIONS, EVENTS, INCIDENTS, SUBSCRIPTIONS, Change, Due, Store
+from eagle_eye.server.store.store import (
+    ACTIONS,
+    DELIVERIES,
+    EVENTS,
+    INCIDENTS,
+    PAGE_LIMIT_MAX,
+    SILENCES,
+    SUBSCRIPTION_HEALTH,
+    SUBSCRIPTIONS,
+    Change,
+    Due,
+    Store,
+)
 from eagle_eye.server.telemetry.counters import Telemetry
+
+
+class _Entry(NamedTuple):
+    subscription_id: str
+    receipt: Receipt
+    settled: Delivery | None
+    written: asyncio.Future[SubscriptionHealth]
+
+
+class DeliveryOutcomes:
+    """Records the outcomes of requests; those that arrive during a commit share the next. On one event loop only."""
+
+    def __init__(self, store: Store, clock: Clock, telemetry: Telemetry) -> None:
+        self._store = store
+        self._clock = clock
+        self._telemetry = telemetry
+        self._waiting: list[_Entry] = []
+        self._commit_ends: asyncio.Future[None] | None = None  # of the commit in progress
+
+    async def write(
+        self, subscription_id: str, receipt: Receipt, settled: Delivery | None = None
+    ) -> SubscriptionHealth:
+        """Return the subscription's new health once it and the delivery, if any, are on disk.
+
+        Raises StoreUnavailable: then neither is.
+        """
+        loop = asyncio.get_running_loop()
+        written: asyncio.Future[SubscriptionHealth] = loop.create_future()
+        self._waiting.append(_Entry(subscription_id, receipt, settled, written))
+        while not written.done():
+            if self._commit_ends is not None:
+                await asyncio.wait({self._commit_ends})
+                continue
+            self._commit_ends = ends = loop.create_future()
+            try:
+                await self._write_waiting()
+            finally:
+                self._commit_ends = None
+                ends.set_result(None)
+        return await written
+
+    def count(self, deliveries: Sequence[Delivery]) -> None:
+        """Count the deliveries that are over, and why."""
+        for delivery in deliveries:
+            if delivery.state != "pending":
+                self._telemetry.deliveries.labels(delivery.state).inc()
+            if delivery.reason:
+                self._telemetry.delivery_failures.labels(delivery.reason).inc()
+
+    async def _write_waiting(self) -> None:
+        entries, self._waiting = self._waiting, []
+        try:
+            healths = await asyncio.to_thread(self._commit, entries)
+        except asyncio.CancelledError:
+            for entry in entries:
+                entry.written.cancel()
+            raise
+        except Exception as error:  # noqa: BLE001 - each waiter gets it
+            for entry in entries:
+                entry.written.set_exception(error)
+            return
+        for entry, health in zip(entries, healths, strict=True):
+            entry.written.set_result(health)
+
+    def _commit(self, entries: Sequence[_Entry]) -> list[SubscriptionHealth]:
+        now_s = self._clock.now_s()
+        deliveries = tuple(entry.settled for entry in entries if entry.settled is not None)
+        healths: list[SubscriptionHealth] = []
+
+        def tried(store: Store) -> Change:
+            latest: dict[str, SubscriptionHealth] = {}
+            for entry in entries:
+                name = entry.subscription_id
+                before = latest.get(name) or store.get(SUBSCRIPTION_HEALTH, name)
+                latest[name] = fared(before or SubscriptionHealth(subscription_id=name), entry.receipt, now_s)
+                healths.append(latest[name])
+            return Change(deliveries=deliveries, subscription_health=tuple(latest.values()))
+
+        self._store.update(tried)
+        self.count(deliveries)
+        return healths
+
+
+# Silences withhold news of incidents, and send what still goes on once they are over.
+
+ACTIVE_MAX = 100  # silences at a time, all of which a person must still be able to read
+WHO = "server"  # in the audit trail
+
+
+def silences_in_force(store: Store, now_s: float) -> list[NewsSilence]:
+    """Return the silences whose time is not over, newest first."""
+    return [one for one in _active_silences(store) if now_s < one.until_s]
+
+
+def silence_of(store: Store, incident: Incident, now_s: float) -> NewsSilence | None:
+    """Return the silence in force that covers an incident that is not over for good, or None."""
+    return (
+        None if incident.state in ("closed", "false") else covering_incident(silences_in_force(store, now_s), incident)
+    )
+
+
+def withhold(store: Store, delivery: Delivery, event: OutboundEvent, now_s: float) -> Delivery | None:
+    """Settle the delivery if a silence withholds its event, and return it; else return None.
+
+    Only news of incidents is withheld, never what asks for an action or takes it back. An end is delivered to whoever
+    was told of the beginning: there the incident would go on for ever.
+    """
+
+    def settled(store: Store) -> Change:
+        fault, nodes = str(event.data.get("fault", "")), event.data.get("nodes", ())
+        found = covering(silences_in_force(store, now_s), fault, event.job, nodes)
+        if found is None:
+            return Change()
+        if event.type == INCIDENT_RESOLVED and last_told(store, delivery.subscription_id, event.group) is not None:
+            return Change()
+        return Change(deliveries=(silenced(delivery, described(found), now_s),))
+
+    if event.type not in INCIDENT_TYPES or settled(store).empty:
+        return None
+    # In one transaction: a silence that ends meanwhile must find the delivery withheld, or not withhold it.
+    return next(iter(store.update(settled).deliveries), None)
+
+
+def last_told(store: Store, subscription_id: str, incident_id: str) -> Delivery | None:
+    """Return the delivery by which the subscription last learnt that the incident goes on, None if it did not."""
+    filters = {"group": incident_id, "subscription_id": subscription_id, "state": "delivered"}
+    newest = store.page(DELIVERIES, filters, limit=1).items
+    return newest[0] if newest and newest[0].type != INCIDENT_RESOLVED else None
+
+
+def end_silences(store: Store, now_s: float) -> None:
+    """End the silences whose time is over, and announce the incidents that go on and of which they withheld news."""
+    if all(now_s < one.until_s for one in _active_silences(store)):
+        return
+
+    def ended(store: Store) -> Change:
+        over = [one for one in _active_silences(store) if one.until_s <= now_s]
+        left = silences_in_force(store, now_s)
+        wanting = frozenset(one.id for one in store.all(SUBSCRIPTIONS) if one.active)
+        going_on = [one for one in store.open_incidents() if one.ended_s is None]
+        news = (_withheld_news(store, one, wanting, now_s) for one in going_on if covering_incident(left, one) is None)
+        return Change(
+            silences=tuple(replace(one, state="ended") for one in over),
+            events=tuple(event for event in news if event is not None),
+            audit=tuple(
+                AuditEntry(time_s=now_s, who=WHO, verb="end silence", subject=one.id)
+                for one in over
+                if not one.ended_by
+            ),
+        )
+
+    store.update(ended)
+
+
+def _withheld_news(store: Store, incident: Incident, wanting: frozenset[str], now_s: float) -> OutboundEvent | None:
+    """Return the incident as it is now if the newest of it was withheld from any of the subscriptions, else None."""
+    withheld: list[Delivery] = []
+    heard: set[str] = set()
+    for delivery in store.page(DELIVERIES, {"group": incident.id}, limit=PAGE_LIMIT_MAX).items:
+        if delivery.state != "silenced":
+            heard.add(delivery.subscription_id)
+        elif delivery.subscription_id in wanting - heard:
+            withheld.append(delivery)
+    if not withheld:
+        return None
+    opening = any(delivery.type == INCIDENT_OPENED for delivery in withheld)
+    first = store.get(EVENTS, withheld[-1].event_id)
+    return outbound.incident_unsilenced(incident, opening, {} if first is None else first.data.get("was", {}), now_s)
+
+
+def _active_silences(store: Store) -> list[NewsSilence]:
+    return store.page(SILENCES, {"state": "active"}, limit=PAGE_LIMIT_MAX).items
+
+
+# Firing alerts are repeated to each Alertmanager, which forgets alerts that are not repeated.
+#
+# Each refresh is read from the store, so that a restart of either side loses nothing, and an alert whose end was not
+# delivered ends anyway once its last refresh has expired.
+
+REQUEST_ALERTS_MAX = 100  # per request
+
+
+class AlertRefresh:
+    """The subscriptions that are Alertmanagers, and when each is next due. On one event loop only."""
+
+    def __init__(
+        self,
+        store: Store,
+        notifier: Notifier,
+        form: AlertmanagerApi,
+        targets: Targets,
+        settings: WebhookSettings,
+        clock: Clock,
+        telemetry: Telemetry,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._store = store
+        self._notifier = notifier
+        self._form = form
+        self._targets = targets
+        self._settings = settings
+        self._clock = clock
+        self._telemetry = telemetry
+        self._jitter = jitter
+        self._due_s: dict[str, float] = {}  # by subscription, on the monotonic clock
+        self._failures: dict[str, int] = {}  # by subscription, since the last success
+
+    def know(self, subscriptions: Iterable[Subscription]) -> None:
+        """Set the active subscriptions; new ones are due at once."""
+        now_s = self._clock.monotonic_s()
+        names = {one.id for one in subscriptions if one.format == "alertmanager_api"}
+        self._due_s = {name: self._due_s.get(name, now_s) for name in names}
+        self._failures = {name: count for name, count in self._failures.items() if name in names}
+
+    def forget(self, subscription_id: str) -> None:
+        """Stop refreshing this subscription; it has ended."""
+        self._due_s.pop(subscription_id, None)
+        self._failures.pop(subscription_id, None)
+
+    def waits_s(self) -> dict[str, float]:
+        """Return for each Alertmanager's subscription the seconds until it is due; below 0: overdue."""
+        now_s = self._clock.monotonic_s()
+        return {name: due_s - now_s for name, due_s in self._due_s.items()}
+
+    def is_due(self, subscription_id: str) -> bool:
+        """Return whether the subscription is an Alertmanager's and due now."""
+        due_s = self._due_s.get(subscription_id)
+        return due_s is not None and due_s <= self._clock.monotonic_s()
+
+    def firing(self, subscription: Subscription, but: Collection[str]) -> dict[str, list[Alert]]:
+        """Return the alerts to refresh for the subscription, by incident, without the incidents ``but``.
+
+        Of a silenced incident that is the alert as it was last told, if it was: to let it end would be news, too.
+        """
+        now_s = self._clock.now_s()
+        silences = silences_in_force(self._store, now_s)
+        found = {}
+        for incident in self._store.open_incidents():
+            if incident.ended_s is not None or incident.id in but:
+                continue
+            event = outbound.incident_opened(incident, now_s)
+            if wants(subscription, event) or (
+                wants(subscription, event, reported=True) and self._store.reported(subscription.id, incident.id)
+            ):
+                if covering_incident(silences, incident) is not None:
+                    last = last_told(self._store, subscription.id, incident.id)
+                    known = None if last is None else self._store.get(EVENTS, last.event_id)
+                    if known is None:
+                        continue
+                    event = known
+                found[incident.id] = self._form.alerts(event)[:1]
+        return found
+
+    async def tell(self, subscription: Subscription, firing: Mapping[str, Sequence[Alert]]) -> Receipt:
+        """Send the subscription its firing alerts; return the receipt of the last request.
+
+        If nothing fires the request is empty, so that an Alertmanager that is down is noticed before it is needed.
+        After a failure the next refresh comes after a doubling delay with jitter, ``alert_refresh_s`` at most.
+        Meanwhile no event of these incidents may be delivered to the subscription: an end would be undone.
+        """
+        name = subscription.id
+        self._due_s[name] = self._clock.monotonic_s() + self._settings.alert_refresh_s
+        alerts = [alert for of_one in firing.values() for alert in of_one]
+        start = 0
+        while True:
+            receipt = await self._post(subscription, alerts[start : start + REQUEST_ALERTS_MAX], start)
+            self._telemetry.refreshes.labels(receipt.outcome.value).inc()
+            start += REQUEST_ALERTS_MAX
+            if receipt.outcome is not Outcome.DELIVERED or start >= len(alerts):
+                break
+        if receipt.outcome is Outcome.DELIVERED:
+            self._failures.pop(name, None)
+        else:
+            self._failures[name] = failures = self._failures.get(name, 0) + 1
+            most_s = self._settings.alert_refresh_s
+            delay_s = self._jitter() * doubled_s(self._settings.backoff_base_s, most_s, failures)
+            if name in self._due_s:
+                self._due_s[name] = self._clock.monotonic_s() + delay_s
+        return receipt
+
+    async def _post(self, subscription: Subscription, alerts: Sequence[Alert], start: int) -> Receipt:
+        async with self._targets.turn(subscription.url):
+            now_s = self._clock.now_s()
+            message = self._form.push(subscription, f"refresh-{round(now_s * 1000)}-{start}", alerts, now_s)
+            return await self._notifier.post(subscription, message, now_s, self._settings.timeout_s)
+
+
+# The outbox.
 
 HOUSEKEEPING_S = 10.0
 PAUSE_S = 5.0  # after a store failure: an outcome that cannot be recorded would be delivered again at once
 EXPIRE_BATCH = 500
-WHO = "server"  # in the audit trail
 _ASKING_STATES = ("requested", "accepted", "running")
 
 ResultT = TypeVar("ResultT")
@@ -128,7 +452,7 @@ class Outbox:
         for subscription in active:
             if self._retired(subscription, now_s) is not subscription:
                 self._retire(subscription.id, now_s)
-        silencing.end_silences(self._store, now_s)
+        end_silences(self._store, now_s)
         self._store.prune(now_s, self._retention_s)
         return active
 
@@ -308,7 +632,7 @@ class Outbox:
         if event is None or void:
             self._settle([expired(delivery, void, now_s)])
             return None
-        withheld = silencing.withhold(self._store, delivery, event, now_s)
+        withheld = withhold(self._store, delivery, event, now_s)
         if withheld is not None:
             self._outcomes.count([withheld])
             return None
@@ -367,3 +691,139 @@ class Outbox:
         now_s = self._clock.now_s()
         waiting = self._store.subscription_deliveries(subscription_id)
         self._settle([failed(delivery, word, reason, now_s) for delivery in waiting])
+
+
+# A server that begins to lead tells subscribers its epoch: what the one before has under way is refused then.
+
+WITHIN_RATIO = 0.5  # of a lease, for which nothing is judged where a subscriber does not answer
+RECORDS_PAUSE_S = 1.0  # between tries while the records cannot be used
+REFUSED_FOR_EPOCH = 409  # of a delivery that is pending; other refusals with this status are final
+NAMED_MAX = 10  # subscriptions in one line of the log
+
+
+class LeaderPing:
+    """One ping to each subscription whose events have an epoch; the outbox delivers it, and repeats it."""
+
+    def __init__(
+        self,
+        store: Store,
+        signal: Signal,
+        clock: Clock,
+        telemetry: Telemetry,
+        lease_s: float,
+        waiting: Callable[[asyncio.Event, float], Awaitable[bool]] = wait,
+    ) -> None:
+        self._store = store
+        self._signal = signal
+        self._clock = clock
+        self._telemetry = telemetry
+        self._within_s = WITHIN_RATIO * lease_s
+        self._waiting = waiting
+        self._over = False
+
+    async def sent(self) -> None:
+        """Return once each subscriber has answered or cannot be reached, after half a lease at the latest.
+
+        While the records cannot be used it waits for them: nothing can be judged either. Later calls return at once.
+        """
+        if self._over:
+            return
+        woken = self._signal.waiter()
+        try:
+            pings = await self._committed()
+            began_s = self._clock.monotonic_s()
+            tried: dict[str, Delivery] = {}
+            while len(tried) < len(pings):
+                tried |= await asyncio.to_thread(self._tried, [ping for ping in pings if ping not in tried])
+                left_s = began_s + self._within_s - self._clock.monotonic_s()
+                if left_s <= 0.0:
+                    break
+                if len(tried) < len(pings):
+                    await self._waiting(woken, left_s)
+        finally:
+            self._signal.forget(woken)
+        self._over = True
+        self._note(pings, tried, self._clock.monotonic_s() - began_s)
+
+    async def _committed(self) -> dict[str, str]:
+        """Have the outbox deliver the pings; return each one's subscription."""
+        while True:
+            try:
+                return await asyncio.to_thread(self._commit)
+            except StoreUnavailable as error:
+                _log.warning("subscribers cannot be told who leads yet", extra={"error": str(error)})
+                await asyncio.sleep(RECORDS_PAUSE_S)
+
+    def _commit(self) -> dict[str, str]:
+        now_s = self._clock.now_s()
+        asked = [one for one in self._store.all(SUBSCRIPTIONS) if one.active and one.format == "cloudevents"]
+        pings = tuple(outbound.ping(one, secrets.token_hex(8), now_s) for one in asked)
+        if pings:
+            self._store.commit(Change(events=pings))
+        return {ping.id: ping.subject for ping in pings}
+
+    def _tried(self, pings: Sequence[str]) -> dict[str, Delivery]:
+        """Return those of the pings of which an attempt has ended; one that was refused for its epoch is repeated."""
+        try:
+            found = self._store.page(DELIVERIES, {"event_id": pings[:PAGE_LIMIT_MAX]}, limit=PAGE_LIMIT_MAX).items
+        except StoreUnavailable:
+            return {}
+        return {
+            one.event_id: one
+            for one in found
+            if one.state != "pending" or (one.attempts and one.last_status != REFUSED_FOR_EPOCH)
+        }
+
+    def _note(self, pings: dict[str, str], tried: dict[str, Delivery], took_s: float) -> None:
+        answered = [ping for ping, delivery in tried.items() if delivery.state == "delivered"]
+        counts = {
+            "answered": len(answered),
+            "failed": len(tried) - len(answered),
+            "no_answer": len(pings) - len(tried),
+        }
+        for outcome, count in counts.items():
+            self._telemetry.leader_pings.labels(outcome).inc(count)
+        said = {**counts, "took_s": round(took_s, 3)}
+        if len(answered) == len(pings):
+            _log.info("subscribers were told who leads", extra=said)
+            return
+        untold = [name for ping, name in pings.items() if ping not in answered]
+        named = ", ".join(untold[:NAMED_MAX]) + (f" and {len(untold) - NAMED_MAX} more" * (len(untold) > NAMED_MAX))
+        _log.warning(
+            "it is judged though not all subscribers could be told who leads; the pings are repeated",
+            extra={**said, "subscriptions": named},
+        )
+
+
+class DeliveryCollector(Collector):
+    """One series for each active subscription, of which there are at most ``webhooks.subscriptions_max``."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the families; nothing while the records cannot be read."""
+        pending = _family("webhook_pending", "Deliveries that are due or wait.")
+        oldest = _family("webhook_oldest_pending_seconds", "Age of the oldest event that waits; 0 when none does.")
+        failing = _family("webhook_failing_seconds", "Since when every attempt has failed; 0 when the last succeeded.")
+        now_s = self._clock.now_s()
+        try:
+            backlogs = {backlog.subscription_id: backlog for backlog in self._store.backlog()}
+            healths = {health.subscription_id: health for health in self._store.all(SUBSCRIPTION_HEALTH)}
+            silences = len(silences_in_force(self._store, now_s))
+            names = [subscription.id for subscription in self._store.all(SUBSCRIPTIONS) if subscription.active]
+        except StoreUnavailable:
+            return
+        for name in names:
+            backlog, health = backlogs.get(name), healths.get(name)
+            since_s = health.failing_since_s if health else None
+            pending.add_metric([name], backlog.pending if backlog else 0)
+            oldest.add_metric([name], max(0.0, now_s - backlog.oldest_s) if backlog else 0.0)
+            failing.add_metric([name], 0.0 if since_s is None else max(0.0, now_s - since_s))
+        yield from (pending, oldest, failing)
+        yield GaugeMetricFamily(PROMETHEUS_PREFIX + "silences", "Silences in force.", value=silences)
+
+
+def _family(name: str, help_: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(PROMETHEUS_PREFIX + name, help_, labels=["subscription"])

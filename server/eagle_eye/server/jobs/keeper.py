@@ -1,4 +1,7 @@
-"""Polls the job sources on a clock; writes their reports to the store and passes them to the detection loop."""
+"""Polls the configured job sources; writes their reports to the store and passes them to the detection loop.
+
+``eagle-eye server --check-job-sources`` queries each of them once instead, and shows its answer.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +9,51 @@ import asyncio
 import contextlib
 import functools
 import logging
+import os
 import random
-from collections.abc import Callable, Sequence
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
 from eagle_eye.schema.backoff import Backoff
+from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.schema.names import is_name
 from eagle_eye.server.engine.idle_faults import NO_JOB
 from eagle_eye.server.engine.judgement import SchedulerReports
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.ingest.remote_write.keeper import SENDER, SENDER_UNPACED
-from eagle_eye.server.jobs.reconcile import Knowledge, ObservedJob, Reconciled, reconcile
-from eagle_eye.server.jobs.source import JobSource, Snapshot, SourceFailed
-from eagle_eye.server.jobs.standing import standing
-from eagle_eye.server.model.clock import Clock
+from eagle_eye.server.jobs.kubernetes import Kubernetes
+from eagle_eye.server.jobs.reconcile import Knowledge, ObservedJob, Reconciled, is_our_reason, reconcile, standing
+from eagle_eye.server.jobs.slurm import SlurmRest, Squeue
+from eagle_eye.server.jobs.source import JobSource, JobSourceSettings, Snapshot, SourceFailed
+from eagle_eye.server.model.clock import Clock, SystemClock
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.model.identity import NodeNames
 from eagle_eye.server.model.records import AuditEntry, Job, Node
+from eagle_eye.server.model.timestamps import rfc3339
 from eagle_eye.server.monitor.watcher import Watcher
 from eagle_eye.server.store.store import JOBS, NODES, PAGE_LIMIT_MAX, Change, Store
-from eagle_eye.server.telemetry.counters import Telemetry
+from eagle_eye.server.telemetry.counters import Telemetry, metric_name
+
+
+def sources_of(settings: JobSourceSettings, clock: Clock, environ: Mapping[str, str]) -> list[tuple[JobSource, str]]:
+    """Return the configured sources, each with the restart owner of its jobs; [] for none."""
+    found: list[tuple[JobSource, str]] = []
+    slurm, kubernetes = settings.slurm, settings.kubernetes
+    if slurm.use == "squeue":
+        found.append((Squeue(slurm, clock), slurm.restart_owner))
+    elif slurm.use == "rest":
+        found.append((SlurmRest(slurm, clock), slurm.restart_owner))
+    if kubernetes.use == "watch":
+        found.append((Kubernetes(kubernetes, clock, environ), kubernetes.restart_owner))
+    return found
+
+
+# Polling, on a clock.
 
 BACKOFF_S, BACKOFF_S_MAX = 1.0, 60.0  # delay after a failed query; doubles
 SEEN_S = 120.0  # how long an agent's report of where jobs run is used
@@ -253,3 +281,139 @@ def _reported_of_job(source: str, job: Job, now_s: float) -> AuditEntry:
 
 def _reported_of_node(source: str, node: Node, now_s: float) -> AuditEntry:
     return AuditEntry(time_s=now_s, who=source, verb=node.state, subject=node.node, detail=node.reason)
+
+
+class JobSourceCollector(Collector):
+    """The age of each scheduler's report, and its number of jobs."""
+
+    def __init__(self, ages_s: Callable[[], dict[str, float]], counts: Callable[[], dict[str, int]]) -> None:
+        self._ages_s = ages_s
+        self._counts = counts
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield two families; a scheduler that never answered has no age."""
+        ages = GaugeMetricFamily(
+            metric_name("job_source_age_seconds"), "Time since this scheduler last answered.", labels=["source"]
+        )
+        for source, age_s in self._ages_s().items():
+            ages.add_metric([source], age_s)
+        yield ages
+        jobs = GaugeMetricFamily(
+            metric_name("job_source_jobs"), "Jobs of ours that this scheduler speaks for.", labels=["source"]
+        )
+        for source, count in self._counts().items():
+            jobs.add_metric([source], count)
+        yield jobs
+
+
+# ``--check-job-sources`` writes nothing. Touches: what the sources touch, stdout, stderr.
+
+SHOWN_MAX = 20  # jobs, and nodes out of service, that are shown one by one
+REFUSED_S = 2.0  # by then an API server has refused a watch that it does not allow
+SHOWN_CHARS_MAX = 60
+
+
+def check_job_sources(settings: JobSourceSettings, clock: Clock | None = None) -> int:
+    """Show each source's answer; return 0 when all have answered, else 1.
+
+    Raises ConfigurationError when none is configured.
+    """
+    clock = clock or SystemClock()
+    sources = [source for source, _ in sources_of(settings, clock, os.environ)]
+    if not sources:
+        raise ConfigurationError(
+            "job_sources: expected slurm.use or kubernetes.use, got neither: there is no scheduler to ask"
+        )
+    failed = 0
+    for source in sources:
+        try:
+            snapshot, took_s = asyncio.run(_first_answer(source, clock))
+        except SourceFailed as error:
+            failed += 1
+            sys.stderr.write(f"eagle-eye server: {source.name} gives no answer ({error.reason}): {error}\n")
+        else:
+            sys.stdout.write("\n".join(answer_lines(source.name, snapshot, took_s)) + "\n")
+    return 1 if failed else 0
+
+
+async def _first_answer(source: JobSource, clock: Clock) -> tuple[Snapshot, float]:
+    """Return the source's first answer and its duration. Raises SourceFailed, also if it cannot continue after it."""
+    begun_s = clock.monotonic_s()
+    async with contextlib.aclosing(source.snapshots(asyncio.Event())) as snapshots:
+        first = await anext(snapshots)
+        took_s = clock.monotonic_s() - begun_s
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(anext(snapshots), REFUSED_S)
+        return first, took_s
+
+
+def answer_lines(name: str, snapshot: Snapshot, took_s: float) -> Iterator[str]:
+    """Yield the lines that show an answer."""
+    states = Counter(job.state or f"unknown: {_clean(job.said)}" for job in snapshot.jobs)
+    yield f"{name} answered in {took_s:.2f} s"
+    yield f"jobs: {_counted(len(snapshot.jobs), states)}"
+    yield from _table(
+        ("ID", "CALLED", "STATE", "ATTEMPT", "NODES", "ENDS", "OWNER"),
+        (
+            (
+                job.id,
+                job.name,
+                job.state or job.said,
+                str(job.attempt),
+                _some(job.nodes),
+                "-" if job.ends_s is None else rfc3339(job.ends_s),
+                job.owner or "-",
+            )
+            for job in snapshot.jobs[:SHOWN_MAX]
+        ),
+        len(snapshot.jobs),
+    )
+    if snapshot.nodes is not None:
+        yield f"nodes: {_counted(len(snapshot.nodes), Counter(node.state for node in snapshot.nodes))}"
+        out = [node for node in snapshot.nodes if node.state != "in_service" or node.maintenance]
+        yield from _table(
+            ("NODE", "STATE", "WHOSE", "REASON"),
+            (
+                (
+                    node.name,
+                    "maintenance" if node.maintenance else node.state,
+                    "Eagle Eye's" if is_our_reason(node.reason) else "the scheduler's",
+                    node.reason or "-",
+                )
+                for node in out[:SHOWN_MAX]
+            ),
+            len(out),
+        )
+    if snapshot.left_out:
+        counts = ", ".join(f"{count} {reason}" for reason, count in sorted(snapshot.left_out.items()))
+        yield f"left out, as of no use: {counts}"
+
+
+def _counted(total: int, kinds: Counter[str]) -> str:
+    if not total:
+        return "none"
+    return f"{total} ({', '.join(f'{count} {kind}' for kind, count in sorted(kinds.items()))})"
+
+
+def _some(nodes: Sequence[str]) -> str:
+    if not nodes:
+        return "-"
+    return f"{nodes[0]} and {len(nodes) - 1} more" if len(nodes) > 1 else nodes[0]
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]], total: int) -> Iterator[str]:
+    """Yield aligned lines; not rich's, which break names at the terminal's width: this is copied into tickets."""
+    shown = [head, *(tuple(map(_clean, row)) for row in rows)]
+    if len(shown) == 1:
+        return
+    widths = [max(len(row[at]) for row in shown) for at in range(len(head))]
+    for row in shown:
+        yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    if total > SHOWN_MAX:
+        yield f"  and {total - SHOWN_MAX} more"
+
+
+def _clean(text: str) -> str:
+    """Return a scheduler's text without control characters, which could move a terminal's cursor."""
+    visible = "".join(char if char.isprintable() else "?" for char in text)
+    return visible if len(visible) <= SHOWN_CHARS_MAX else f"{visible[: SHOWN_CHARS_MAX - 1]}…"

@@ -13,8 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from eagle_eye.schema.names import NAME_CHARS_MAX
-from eagle_eye.server.jobs.settings import KubernetesSettings
-from eagle_eye.server.jobs.source import TEXT_CHARS_MAX, ScheduledJob, ScheduledNode, ScheduledState
+from eagle_eye.server.jobs.source import TEXT_CHARS_MAX, KubernetesSettings, ScheduledJob, ScheduledNode, ScheduledState
 
 ATTEMPT_MAX = (1 << 31) - 1
 MARK = "eagle-eye"  # in the key of what our subscribers leave on a node that they cordon

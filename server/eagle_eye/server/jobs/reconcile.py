@@ -1,4 +1,4 @@
-"""Merges what launchers declare, schedulers report and agents observe into jobs. Pure.
+"""Merges what launchers declare, schedulers report and agents observe into jobs, and into the standing of nodes. Pure.
 
 For attempt and members a launcher's report takes precedence over the scheduler's, and that over what agents observe;
 but a job that any of them reports as stopped is stopped. A job belongs to its scheduler if it has the scheduler's name
@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from eagle_eye.schema.action import JobUpdate
-from eagle_eye.server.jobs.source import HELD_STATES, OVER_STATES, ScheduledJob
+from eagle_eye.server.engine import ledger
+from eagle_eye.server.engine.ledger import is_ours
+from eagle_eye.server.jobs.source import HELD_STATES, OVER_STATES, ScheduledJob, ScheduledNode
 from eagle_eye.server.model.identity import NodeNames
-from eagle_eye.server.model.records import Job
+from eagle_eye.server.model.records import Job, Node
 
 # A job without agents' reports is assumed only after this: agents need a minute to identify ranks.
 UNSEEN_S = 120.0
@@ -290,3 +292,49 @@ def _gone(old: Job, why: str, now_s: float) -> Job:
         since_s=now_s,
         updated_s=now_s,
     )
+
+
+# Nodes that a scheduler took out of service or returned to service.
+#
+# Nodes that an administrator drained in the scheduler belong to the administrator: nothing of ours changes them, and
+# they return only through the scheduler. Nodes that we drained and somebody drained again for another reason belong to
+# that person from then on. A node taken out by us or by a person does not return because the scheduler has it in
+# service.
+
+OUR_REASONS = ("eagle-eye", "eagle_eye", "eagle eye")  # prefixes of the drain reasons that our subscribers use
+
+
+def standing(
+    source: str, nodes: Iterable[ScheduledNode], known: Mapping[str, Node], names: NodeNames, now_s: float
+) -> tuple[Node, ...]:
+    """Return the nodes whose standing changes according to the scheduler ``source``."""
+    changed = []
+    for said in nodes:
+        name = names.ours(said.name)
+        old = known.get(name) if name is not None else None
+        if old is None:
+            continue
+        new = _stands(source, said, old, now_s)
+        if new is not old:
+            changed.append(new)
+    return tuple(changed)
+
+
+def is_our_reason(reason: str) -> bool:
+    """Return whether the reason of a drain is one of ours."""
+    return reason.casefold().startswith(OUR_REASONS)
+
+
+def _stands(source: str, said: ScheduledNode, old: Node, now_s: float) -> Node:
+    theirs = old.by == source
+    if said.state == "in_service":
+        back = theirs and old.state != "in_service"
+        return ledger.stand(old, "in_service", f"in service in {source}", now_s, source) if back else old
+    if not said.state or is_our_reason(said.reason):
+        return old
+    reason = said.reason or f"out of service in {source}"
+    if old.state == "in_service" or theirs:
+        return ledger.stand(old, said.state, reason, now_s, source)
+    if is_ours(old) and said.drained and said.reason:
+        return ledger.stand(old, said.state, reason, now_s, source)
+    return old
