@@ -20,8 +20,7 @@ from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.delivery.attempts import WebhookSettings
 from eagle_eye.server.engine.idle_faults import IdleCheckSettings
 from eagle_eye.server.engine.settings import DetectionSettings, EvidenceSettings, PolicySettings
-from eagle_eye.server.history.remote_store.settings import RemoteStoreSettings
-from eagle_eye.server.history.settings import HistorySettings
+from eagle_eye.server.history.settings import HistorySettings, RemoteStoreSettings
 from eagle_eye.server.ingest.settings import IngestSettings, RemoteWriteSettings
 from eagle_eye.server.jobs.source import JobSourceSettings, KubernetesSettings, SlurmSettings
 from eagle_eye.server.security.settings import LimitSettings, TlsSettings

@@ -23,7 +23,7 @@ from eagle_eye.schema.frame import Frame, encode_frame
 from eagle_eye.schema.metrics import BY_NAME
 from eagle_eye.server.backtest.trace import Trace
 from eagle_eye.server.history.embedded_history import HISTORY_FILE, HISTORY_FOLDER, EmbeddedHistory
-from eagle_eye.server.history.journal_schema import live_bytes
+from eagle_eye.server.history.journal_reader import live_bytes
 from eagle_eye.server.history.settings import HistorySettings
 from eagle_eye.server.model.batch import Batch, StreamRef
 from eagle_eye.server.model.clock import SystemClock

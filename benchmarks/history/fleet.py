@@ -27,8 +27,8 @@ import msgspec
 
 from eagle_eye.schema.rows import encode_template, template_id, template_of
 from eagle_eye.server.history.journal import Journal
-from eagle_eye.server.history.segments.facts import MINUTES_FOLDER, RAW_FOLDER, Sealed
-from eagle_eye.server.history.segments.processes import environment
+from eagle_eye.server.history.processes import environment
+from eagle_eye.server.history.segment_tables import MINUTES_FOLDER, RAW_FOLDER, Sealed
 from eagle_eye.server.history.settings import HistorySettings
 from eagle_eye.server.model.batch import Batch, StreamRef
 from eagle_eye.server.model.clock import SystemClock
@@ -56,7 +56,7 @@ class _Program(NamedTuple):
         """Run one to its end; return its CPU seconds, and its lines."""
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run(
-            [sys.executable, "-m", f"eagle_eye.server.history.segments.{module}", *arguments],
+            [sys.executable, "-m", f"eagle_eye.server.history.{module}", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             env={**(environment() if self.path == "" else os.environ), "PYTHONPATH": self.path},

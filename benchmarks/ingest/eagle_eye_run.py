@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from benchmarks.ingest.processes import GENERATOR_CORE, Course, Look, bytes_in, free_port, on_core, program
 from eagle_eye.schema import metrics as catalogue
 from eagle_eye.server.history.embedded_history import HISTORY_FILE, HISTORY_FOLDER, EmbeddedHistory
-from eagle_eye.server.history.segments.facts import RAW_FOLDER
+from eagle_eye.server.history.segment_tables import RAW_FOLDER
 from eagle_eye.server.history.settings import HistorySettings
 from eagle_eye.server.model.clock import SystemClock
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from benchmarks.ingest.processes import bytes_in, look
 from benchmarks.soak.site import Site
 from eagle_eye.schema.metrics import PROMETHEUS_PREFIX
-from eagle_eye.server.history.segments.facts import BUCKET_S
+from eagle_eye.server.history.segment_tables import BUCKET_S
 from eagle_eye.simulator.load.tally import LatencyHistogram
 
 PAGE = "/api/v1/fleet"

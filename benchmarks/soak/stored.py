@@ -19,8 +19,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from eagle_eye.server.history.embedded_history import HISTORY_FILE, HISTORY_FOLDER
-from eagle_eye.server.history.segments.facts import RAW_FOLDER
-from eagle_eye.server.history.segments.layout import FRAMES_FILE
+from eagle_eye.server.history.segment_tables import FRAMES_FILE, RAW_FOLDER
 
 
 class Ranges:

@@ -12,7 +12,7 @@ import pytest
 
 from eagle_eye.schema.metrics import BY_NAME
 from eagle_eye.server.history.embedded_history import EmbeddedHistory
-from eagle_eye.server.history.steps import in_steps
+from eagle_eye.server.history.history import in_steps
 from tests.server.builders import FakeClock
 from tests.server.segments.kept import compact, opened, told
 

@@ -10,8 +10,7 @@ import pytest
 
 from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.server.config import ServerConfig, address, exposed_secrets, is_loopback, load, plain_text
-from eagle_eye.server.history.remote_store.settings import RemoteStoreSettings, fed_from
-from eagle_eye.server.history.settings import HistorySettings
+from eagle_eye.server.history.settings import HistorySettings, RemoteStoreSettings, fed_from
 
 
 def test_defaults_listen_on_loopback_and_observe() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from eagle_eye.cli.main import main
-from eagle_eye.server.history.segments import processes
+from eagle_eye.server.history import processes
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.store.data_folder import LOCK_FILE, held
 from eagle_eye.server.store.factory import RECORDS_FILE, open_file
@@ -79,12 +79,12 @@ def test_a_process_that_the_server_started_does_not_hold_the_folder_after_it(tmp
 def test_what_writes_segments_is_killed_with_its_server(tmp_path: Path) -> None:
     reported = tmp_path / "pid"
     child = (
-        "import os, pathlib, sys, time; from eagle_eye.server.history.segments.processes import settle; settle(0);"
+        "import os, pathlib, sys, time; from eagle_eye.server.history.processes import settle; settle(0);"
         "path = pathlib.Path(sys.argv[1]); (path.parent / 'written').write_text(str(os.getpid()));"
         "(path.parent / 'written').rename(path); time.sleep(600)"
     )
     parent = (
-        "import subprocess, sys; from eagle_eye.server.history.segments.processes import environment;"
+        "import subprocess, sys; from eagle_eye.server.history.processes import environment;"
         "subprocess.run([sys.executable, '-c', *sys.argv[1:]], env=environment())"
     )
     with subprocess.Popen([sys.executable, "-c", parent, child, str(reported)]) as server:

@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 
 from eagle_eye.schema.frame import encode_frame
-from eagle_eye.server.history import journal_refusals, journal_retention
+from eagle_eye.server.history import journal as journal_module
 from eagle_eye.server.history.embedded_history import EmbeddedHistory
-from eagle_eye.server.history.journal import Journal
-from eagle_eye.server.history.journal_retention import Retention
+from eagle_eye.server.history.journal import Journal, Retention
 from eagle_eye.server.history.settings import HistorySettings
 from eagle_eye.server.model.batch import Batch, StreamRef
 from eagle_eye.server.model.errors import HistoryBusy, HistoryUnavailable
@@ -146,7 +145,7 @@ def test_a_query_reads_a_nodes_streams_in_the_order_of_their_times(tmp_path: Pat
 def test_a_stream_that_was_not_heard_of_for_long_is_still_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("eagle_eye.server.history.journal_streams.STREAMS_CACHED_MAX", 2)
+    monkeypatch.setattr("eagle_eye.server.history.journal.STREAMS_CACHED_MAX", 2)
     with opened(tmp_path) as journal:
         for _ in range(2):
             for node in ("n1", "n2", "n3", "n4"):
@@ -207,14 +206,14 @@ def test_the_log_says_once_that_frames_are_refused_and_once_that_it_is_over(
             journal.journal._writer.execute("PRAGMA max_page_count = 1000000")
             eventually(lambda: journal.problem() is None)
         assert _said(caplog) == [f"frames are refused, and agents keep them: {tmp_path}"]
-        clock.advance(journal_refusals.OVER_S)
+        clock.advance(journal_module.REFUSALS_OVER_S)
         eventually(lambda: len(_said(caplog)) == 2)
         journal.submit(batch(*range(2, 1200))).result(WITHIN_S)
     assert "frames are taken again: 7188 were refused within 10.0 s" in _said(caplog)[1]
 
 
 def _said(caplog: pytest.LogCaptureFixture) -> list[str]:
-    lines = [record.getMessage() for record in caplog.records if record.name == journal_refusals.__name__]
+    lines = [record.getMessage() for record in caplog.records if record.name == journal_module.__name__]
     return [line.replace("frames cannot be written to ", "").partition("/history.db")[0] for line in lines]
 
 
@@ -250,7 +249,7 @@ def test_what_went_in_many_parts_is_known_after_a_restart(tmp_path: Path, monkey
         return deleted
 
     monkeypatch.setattr(Retention, "_delete_some", look_after)
-    monkeypatch.setattr(journal_retention, "DELETE_BATCH", 2)
+    monkeypatch.setattr(journal_module, "DELETE_BATCH", 2)
     clock = FakeClock()
     with opened(tmp_path, clock, retention_s=100.0) as journal:
         for number in range(1, 8):
@@ -304,7 +303,7 @@ from pathlib import Path
 from eagle_eye.server.history.settings import HistorySettings
 from eagle_eye.server.history.embedded_history import EmbeddedHistory
 from eagle_eye.server.history.journal import Journal
-from eagle_eye.server.history.journal_retention import Retention
+from eagle_eye.server.history.journal import Retention
 from tests.server.builders import FakeClock
 from tests.server.test_journal import batch
 

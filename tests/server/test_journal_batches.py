@@ -14,10 +14,8 @@ from hypothesis import strategies as st
 
 from eagle_eye.server.history import journal as journal_module
 from eagle_eye.server.history.history import Appended
-from eagle_eye.server.history.journal import Journal
-from eagle_eye.server.history.journal_chunks import Line, lines
-from eagle_eye.server.history.journal_streams import JournalStream, Touched
-from eagle_eye.server.history.sequences import RANGES_MAX, Sequences
+from eagle_eye.server.history.journal import RANGES_MAX, Journal, JournalStream, Sequences, Touched
+from eagle_eye.server.history.journal_reader import Line, directory_lines
 from eagle_eye.server.history.settings import HistorySettings
 from eagle_eye.server.model.batch import Batch, StreamRef
 from eagle_eye.server.model.errors import HistoryUnavailable
@@ -61,7 +59,7 @@ def opened(folder: Path, pending_bytes_max: int = 1 << 24) -> Journal:
 
 def kept(journal: Journal) -> list[tuple[int, list[Line], bytes]]:
     found = journal.reader.read("SELECT shard, directory, raw FROM chunks ORDER BY id", ())
-    return sorted((shard, list(lines(directory)), raw) for shard, directory, raw in found)
+    return sorted((shard, list(directory_lines(directory)), raw) for shard, directory, raw in found)
 
 
 def told(journal: Journal) -> list[tuple[str, int, float]]:
@@ -112,7 +110,7 @@ def test_what_could_not_be_written_is_new_when_it_comes_again(tmp_path: Path, mo
         raise sqlite3.OperationalError("disk I/O error")
 
     with monkeypatch.context() as broken:
-        broken.setattr(journal_module, "insert", fails)
+        broken.setattr(journal_module, "insert_chunks", fails)
         for group in ({0: 2, 1: 3, 2: 1}, {0: 9}):
             with pytest.raises(HistoryUnavailable, match="disk I/O error"):
                 journal.submit(rows_of(group, NOW + 5)).result(WITHIN_S)

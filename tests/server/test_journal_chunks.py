@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.server.history.journal_chunks import chunks_of, found_in, lines
+from eagle_eye.server.history.journal_reader import chunks_of, directory_lines, found_in
 from eagle_eye.server.model.batch import Batch, StreamRef
 
 FRAMES = st.tuples(st.integers(0, 5), st.floats(0, 100), st.binary(max_size=9))  # stream, time, bytes
@@ -33,7 +33,7 @@ def test_the_lines_found_are_those_of_the_streams_in_the_range(
     assert list(found_in(directories, streams, start_s, end_s).lines()) == [
         (number, line)
         for number, raw in directories
-        for line in lines(raw)
+        for line in directory_lines(raw)
         if line.stream_id in streams and start_s <= line.time_s <= end_s
     ]
 
@@ -48,7 +48,7 @@ def test_chunks_hold_what_is_new_in_order_and_no_more_than_a_chunk_may(
     found: dict[int, list[tuple[int, bytes]]] = {0: [], 1: [], 2: []}
     chunks: list[tuple[Any, ...]] = list(chunks_of(batch, shards, shards, new, bytes_max))
     for shard, count, size, received_s, first_s, last_s, directory, raw in chunks:
-        told = [(line.sequence, raw[line.at : line.at + line.size]) for line in lines(directory)]
+        told = [(line.sequence, raw[line.at : line.at + line.size]) for line in directory_lines(directory)]
         assert (len(told), len(raw), received_s, first_s, last_s) == (count, size, 2.0, 1.5, 1.5)
         assert size <= bytes_max or count == 1
         found[shard] += told

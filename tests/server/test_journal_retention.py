@@ -8,11 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from eagle_eye.server.history import journal_streams, journal_templates
-from eagle_eye.server.history.journal_chunks import chunks_of, insert
-from eagle_eye.server.history.journal_schema import MIGRATIONS
-from eagle_eye.server.history.journal_streams import Streams, Touched
-from eagle_eye.server.history.journal_templates import JournalTemplates
+from eagle_eye.server.history import journal
+from eagle_eye.server.history.journal import JournalTemplates, Streams, Touched
+from eagle_eye.server.history.journal_reader import MIGRATIONS, chunks_of, insert_chunks
 from eagle_eye.server.model.batch import StreamRef
 from eagle_eye.server.store import database
 from tests.server.builders import batch_of
@@ -36,7 +34,7 @@ def write(
     with database.transaction(writer):
         (stream,) = streams.referred(batch.refs, batch.received_s, touched)
         new = touched.add([stream], [sequence], [received_s]).new
-        insert(writer, list(chunks_of(batch, [stream.id], [stream.shard], new, 1 << 20)))
+        insert_chunks(writer, list(chunks_of(batch, [stream.id], [stream.shard], new, 1 << 20)))
     streams.keep(touched)
 
 
@@ -51,7 +49,7 @@ def highest(writer: database.DurableConnection, node: str) -> int:
 def test_what_comes_while_streams_are_noted_is_known_after_a_restart(
     writer: database.DurableConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_streams, "NOTED_AT_ONCE", 1)
+    monkeypatch.setattr(journal, "NOTED_AT_ONCE", 1)
     streams = Streams(writer)
     for node in ("n1", "n2", "n3"):
         write(writer, streams, node, 1)
@@ -114,7 +112,7 @@ def test_a_template_outlives_the_last_chunk_that_may_need_it_and_no_more(writer:
 def test_each_step_writes_few_templates_and_none_that_was_written_lately(
     writer: database.DurableConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_templates, "KEPT_AT_ONCE", 2)
+    monkeypatch.setattr(journal, "KEPT_AT_ONCE", 2)
     templates, _ = templates_of(writer, [b"%d" % number for number in range(6)])
     written = []
     for at in range(10):

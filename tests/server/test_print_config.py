@@ -15,7 +15,7 @@ from msgspec import inspect
 
 from eagle_eye.schema.configuration import ConfigurationError, load, masked
 from eagle_eye.server.config import ServerConfig
-from eagle_eye.server.history.remote_store.settings import RemoteStoreSettings
+from eagle_eye.server.history.settings import RemoteStoreSettings
 
 # Everything that a TOML file can hold.
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)

@@ -10,7 +10,7 @@ import pytest
 from eagle_eye.schema.frame import Frame, Rank, block
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.history.embedded_history import EmbeddedHistory
-from eagle_eye.server.history.segments.facts import MINUTES_FOLDER
+from eagle_eye.server.history.segment_tables import MINUTES_FOLDER
 from tests.server.builders import NOW, FakeClock, Running, body, frame, running
 from tests.server.segments.kept import compact
 

@@ -81,8 +81,7 @@ def _import(args: argparse.Namespace, start_s: float, end_s: float) -> Imported:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-    from eagle_eye.server.history.remote_store.credentials import Access, client
-    from eagle_eye.server.history.remote_store.promql import PromQl
+    from eagle_eye.server.history.remote_history import Access, PromQl, http_client
     from eagle_eye.server.ingest.settings import RemoteWriteSettings
     from eagle_eye.server.model.identity import Clusters, Naming
     from eagle_eye.server.trace_import.catalogued import ImportRequest
@@ -113,7 +112,7 @@ def _import(args: argparse.Namespace, start_s: float, end_s: float) -> Imported:
         transient=True,
         disable=not sys.stderr.isatty(),
     )
-    with client(access, TIMEOUT_S) as http, progress:
+    with http_client(access, TIMEOUT_S) as http, progress:
         task = progress.add_task("asking the Prometheus", total=1.0)
 
         def reported(what: str, done: float) -> None:

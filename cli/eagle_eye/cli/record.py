@@ -55,7 +55,7 @@ def record(client: Client, out: Path, job: str, start_s: float, end_s: float) ->
     from eagle_eye.schema.recording import messages
     from eagle_eye.server.backtest.recorder import Recorder
     from eagle_eye.server.backtest.writer import TraceWriter
-    from eagle_eye.server.history.recording import Opening
+    from eagle_eye.server.history.history import Opening
     from eagle_eye.server.model.timestamps import rfc3339
 
     prepare_record_types()

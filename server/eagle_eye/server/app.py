@@ -50,12 +50,10 @@ from eagle_eye.server.delivery.message_formats import formats
 from eagle_eye.server.delivery.outbox import AlertRefresh, DeliveryCollector, LeaderPing, Outbox
 from eagle_eye.server.delivery.webhook import Guard, Resolve, Targets, Webhook, system_resolver
 from eagle_eye.server.engine.idle_faults import NO_JOB
-from eagle_eye.server.history.embedded_history import EmbeddedHistory
+from eagle_eye.server.history.embedded_history import EmbeddedHistory, HistoryCollector, LevelsCollector
 from eagle_eye.server.history.history import LATE_S, History
-from eagle_eye.server.history.history_metrics import HistoryCollector
-from eagle_eye.server.history.remote_store.remote_store import RemoteStore
-from eagle_eye.server.history.remote_store.settings import fed_from
-from eagle_eye.server.history.segments.exposition import LevelsCollector
+from eagle_eye.server.history.remote_store import RemoteStore
+from eagle_eye.server.history.settings import fed_from
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.ingest.fleet_metrics import FleetCollector
 from eagle_eye.server.ingest.frames_endpoint import Ingest

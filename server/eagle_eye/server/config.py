@@ -18,9 +18,8 @@ from eagle_eye.server.accounts.trust import AccountSettings
 from eagle_eye.server.delivery.attempts import WebhookSettings
 from eagle_eye.server.engine.idle_faults import IdleCheckSettings
 from eagle_eye.server.engine.settings import DetectionSettings, EvidenceSettings, PolicySettings
-from eagle_eye.server.history.remote_store import settings as remote_store
-from eagle_eye.server.history.remote_store.settings import RemoteStoreSettings
-from eagle_eye.server.history.settings import HistorySettings
+from eagle_eye.server.history import settings as remote_store
+from eagle_eye.server.history.settings import HistorySettings, RemoteStoreSettings
 from eagle_eye.server.ingest.settings import IdentitySettings, IngestSettings, RemoteWriteSettings
 from eagle_eye.server.jobs import source as job_sources
 from eagle_eye.server.jobs.source import JobSourceSettings

@@ -30,8 +30,7 @@ from eagle_eye.server.backtest.trace import Trace
 from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.engine.engine import Engine
 from eagle_eye.server.engine.settings import DetectionSettings, PolicySettings
-from eagle_eye.server.history.history import Recorded
-from eagle_eye.server.history.recording import frames_of
+from eagle_eye.server.history.history import Recorded, job_frames
 from eagle_eye.server.model.account_records import Gpu
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.records import Incident
@@ -245,7 +244,7 @@ def test_a_later_attempt_can_be_recorded_alone(site: Site, tmp_path: Path) -> No
 
 def test_a_member_whose_processes_died_is_recorded_still() -> None:
     reported = [frame("n0", 1), frame("n0", 2, ranks=[], job=None), frame("n1", 1, ranks=[], job=None)]
-    found = frames_of((Recorded(one, 0.0, 0.0) for one in reported), "train", set())
+    found = job_frames((Recorded(one, 0.0, 0.0) for one in reported), "train", set())
     assert [(one.node, one.sequence) for one in found] == [("n0", 1), ("n0", 2)]
 
 
@@ -257,14 +256,14 @@ def test_what_a_node_says_of_another_job_is_left_out() -> None:
         blocks=[block(Scope.DEVICE, {0: {"train_step": 1.0}, 1: {"train_step": 9.0}})],
         events=[Event(NOW, "phase", 1, {"name": "eval", "job": "other"}), Event(NOW, "xid", 1, {"code": 79})],
     )
-    (kept,) = frames_of([Recorded(one, 0.0, 0.0)], "train", set())
+    (kept,) = job_frames([Recorded(one, 0.0, 0.0)], "train", set())
     assert [rank.job for rank in kept.ranks] == ["train"]
     assert kept.blocks == [block(Scope.DEVICE, {0: {"train_step": 1.0}})]
     assert [event.kind for event in kept.events] == ["xid"]
 
 
 def test_times_are_on_the_servers_clock() -> None:
-    (kept,) = frames_of([Recorded(frame("n0", 1), 0.0, 100.0)], "train", set())
+    (kept,) = job_frames([Recorded(frame("n0", 1), 0.0, 100.0)], "train", set())
     assert (kept.time_s, kept.events[0].time_s) == (NOW + 101, NOW + 101)
 
 

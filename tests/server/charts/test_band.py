@@ -15,7 +15,7 @@ from eagle_eye.schema.action import MemberRank
 from eagle_eye.schema.notation import number
 from eagle_eye.server.charts import plots
 from eagle_eye.server.charts.plots import Band, Cast, Stretch, band, begun, cast, drawing_of, picked, silences, without
-from eagle_eye.server.history.steps import SeriesSteps
+from eagle_eye.server.history.history import SeriesSteps
 
 COMPUTE = drawing_of("train_compute_seconds", 1.2, "seconds")
 assert COMPUTE is not None

@@ -11,12 +11,10 @@ import httpx
 from eagle_eye.schema.frame import Frame, Rank, block, encode_frame
 from eagle_eye.schema.metrics import METRICS, PROMETHEUS_PREFIX, Scope
 from eagle_eye.server.history.embedded_history import HISTORY_FILE, HISTORY_FOLDER, EmbeddedHistory
-from eagle_eye.server.history.remote_store.credentials import Access
-from eagle_eye.server.history.remote_store.position import PositionFile
-from eagle_eye.server.history.remote_store.post import Post
-from eagle_eye.server.history.remote_store.sender import SegmentManifest, send
-from eagle_eye.server.history.remote_store.sender_messages import Order, SenderReport
-from eagle_eye.server.history.segments.facts import RAW_FOLDER
+from eagle_eye.server.history.remote_history import Access
+from eagle_eye.server.history.remote_sender import Post, SegmentManifest, send
+from eagle_eye.server.history.remote_store import Order, PositionFile, SenderReport
+from eagle_eye.server.history.segment_tables import RAW_FOLDER
 from eagle_eye.server.ingest.remote_write import snappy, wire
 from tests.server.builders import NOW, frame
 from tests.server.segments.kept import WITHIN_S, batch

@@ -13,15 +13,10 @@ from prometheus_client import CollectorRegistry
 
 from eagle_eye.schema.frame import encode_frame
 from eagle_eye.schema.metrics import BY_NAME
-from eagle_eye.server.history.remote_store.merging import with_past
-from eagle_eye.server.history.remote_store.position import PositionFile
-from eagle_eye.server.history.remote_store.post import Post
-from eagle_eye.server.history.remote_store.remote_history import RemoteHistory, SeriesQuery
-from eagle_eye.server.history.remote_store.remote_store_metrics import Figures
-from eagle_eye.server.history.remote_store.sender import SegmentManifest, send
-from eagle_eye.server.history.remote_store.sender_messages import SenderReport
-from eagle_eye.server.history.remote_store.settings import RemoteStoreSettings
-from eagle_eye.server.history.remote_store.slices import slices
+from eagle_eye.server.history.remote_history import Figures, RemoteHistory, SeriesQuery, slices, with_past
+from eagle_eye.server.history.remote_sender import Post, SegmentManifest, send
+from eagle_eye.server.history.remote_store import PositionFile, SenderReport
+from eagle_eye.server.history.settings import RemoteStoreSettings
 from eagle_eye.server.model.errors import RemoteStoreSilent
 from eagle_eye.server.model.timestamps import rfc3339
 from tests.server.builders import NOW

@@ -8,9 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from eagle_eye.server.history.remote_store.credentials import Access, client
-from eagle_eye.server.history.remote_store.post import Brought, Post, Unwanted
-from eagle_eye.server.history.remote_store.segment_samples import IntervalSamples
+from eagle_eye.server.history.remote_history import Access, http_client
+from eagle_eye.server.history.remote_sender import Brought, IntervalSamples, Post, Unwanted
 
 MOMENT = IntervalSamples([b"head"] * 64, [b"sample"] * 64)
 
@@ -96,7 +95,7 @@ def test_a_token_is_read_anew_for_each_request(tmp_path: Path) -> None:
         sent.append(request.headers["authorization"])
         return httpx.Response(204)
 
-    with client(Access(bearer_token_file=str(file)), 1.0) as http:
+    with http_client(Access(bearer_token_file=str(file)), 1.0) as http:
         http._transport = httpx.MockTransport(answer)
         for text in ("one", "two\n"):
             file.write_text(text, encoding="utf-8")

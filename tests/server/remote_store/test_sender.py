@@ -12,8 +12,8 @@ import pytest
 
 from eagle_eye.schema.frame import encode_frame
 from eagle_eye.server.history.embedded_history import HISTORY_FILE, EmbeddedHistory
-from eagle_eye.server.history.remote_store.sender_messages import SenderReport
-from eagle_eye.server.history.segments.facts import FACTS_FILE
+from eagle_eye.server.history.remote_store import SenderReport
+from eagle_eye.server.history.segment_tables import FACTS_FILE
 from tests.server.builders import NOW
 from tests.server.remote_store.strict_store import StrictStore, bring, keep, second
 from tests.server.segments.kept import WITHIN_S, batch, compact, opened

@@ -14,10 +14,9 @@ from prometheus_client import CollectorRegistry
 
 from eagle_eye.schema.configuration import ConfigurationError, masked
 from eagle_eye.server.config import ServerConfig, load
-from eagle_eye.server.history.remote_store.remote_store_metrics import Figures
-from eagle_eye.server.history.remote_store.sender_messages import SenderReport
-from eagle_eye.server.history.remote_store.sender_supervisor import COMMAND, Sending
-from eagle_eye.server.history.remote_store.settings import RemoteStoreSettings
+from eagle_eye.server.history.remote_history import Figures
+from eagle_eye.server.history.remote_store import COMMAND, SenderReport, Sending
+from eagle_eye.server.history.settings import RemoteStoreSettings
 from eagle_eye.server.model.clock import SystemClock
 from tests.server.remote_store.strict_store import StrictStore, keep, second
 from tests.server.segments.kept import compact, opened

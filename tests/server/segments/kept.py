@@ -12,9 +12,9 @@ import msgspec
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import Rank, block, encode_frame
 from eagle_eye.schema.metrics import Scope
+from eagle_eye.server.history import compactor, minutes
 from eagle_eye.server.history.embedded_history import EmbeddedHistory
-from eagle_eye.server.history.segments import compactor, remaking
-from eagle_eye.server.history.segments.facts import Step, no_step
+from eagle_eye.server.history.segment_tables import Step, no_step
 from eagle_eye.server.history.settings import HistorySettings
 from eagle_eye.server.model.batch import Batch
 from tests.server.builders import NOW, FakeClock, batch_of, frame
@@ -44,7 +44,7 @@ def remake(history: EmbeddedHistory, step: Step = no_step) -> int:
     history.compaction._step = step
     names = history.segment_store.levels.without_minutes(history.compaction._clock.now_s())
     for name in names:
-        history.compaction._take_minutes(remaking.remake(history.segment_store.folder.parent, name, step))
+        history.compaction._take_minutes(minutes.remake(history.segment_store.folder.parent, name, step))
     return len(names)
 
 

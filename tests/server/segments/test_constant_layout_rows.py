@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import Block, Frame, block
 from eagle_eye.schema.metrics import Scope
+from eagle_eye.server.history import compactor as steady
+from eagle_eye.server.history.compactor import Gatherer, GroupTables
 from eagle_eye.server.history.embedded_history import EmbeddedHistory
-from eagle_eye.server.history.segments import constant_layout_rows as steady
-from eagle_eye.server.history.segments.gathering import Gatherer
-from eagle_eye.server.history.segments.group_tables import GroupTables
-from eagle_eye.server.history.segments.layout import FRAMES_SCHEMA, LINKS_SCHEMA
+from eagle_eye.server.history.segment_tables import FRAMES_SCHEMA, LINKS_SCHEMA
 from tests.server.builders import NOW, frame
 from tests.server.segments.kept import WITHIN_S, compact, opened, told
 from tests.server.segments.test_rows_in_segments import as_rows
@@ -92,17 +91,21 @@ def test_the_short_way_leads_where_the_general_way_leads(
         for frames in sent:
             history.submit(as_rows(frames, NOW + 10, 0.25)).result(WITHIN_S)
         short = tables(history)
-        patch.setattr(steady, "runs_of", lambda *_: None)
+        patch.setattr(steady, "constant_layout_runs", lambda *_: None)
         assert short == tables(history)
 
 
 def test_runs_are_nodes_of_one_layout_and_length() -> None:
     node = np.array([0, 0, 1, 1, 2, 2, 2, 4])
-    assert steady.runs_of(node, np.array([0, 0, 0, 0, 0, 0, 0, 1])) == [(0, 4, 2, 0), (4, 7, 1, 0), (7, 8, 1, 1)]
+    assert steady.constant_layout_runs(node, np.array([0, 0, 0, 0, 0, 0, 0, 1])) == [
+        (0, 4, 2, 0),
+        (4, 7, 1, 0),
+        (7, 8, 1, 1),
+    ]
 
 
 def test_a_node_that_changed_its_layout_is_no_run() -> None:
-    assert steady.runs_of(np.array([0, 0, 1]), np.array([0, 1, 1])) is None
+    assert steady.constant_layout_runs(np.array([0, 0, 1]), np.array([0, 1, 1])) is None
 
 
 def fleet(history: EmbeddedHistory) -> None:

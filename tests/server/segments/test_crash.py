@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle_eye.server.history.embedded_history import EmbeddedHistory
-from eagle_eye.server.history.segments.facts import Step
+from eagle_eye.server.history.segment_tables import Step
 from tests.server.builders import NOW, FakeClock
 from tests.server.segments.kept import WITHIN_S, batch, compact, opened, retain, rich, told
 

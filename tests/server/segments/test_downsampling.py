@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle_eye.schema.metrics import MetricKind
-from eagle_eye.server.history.segments.downsampling import Summary, combine, joined, summarize, taken
+from eagle_eye.server.history.history import Summary, combine, joined, summarize, taken
 
 NAN = math.nan
 numbers = st.one_of(st.integers(0, 1 << 20).map(float), st.just(NAN), st.just(math.inf))

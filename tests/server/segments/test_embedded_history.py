@@ -12,11 +12,10 @@ import pytest
 
 from eagle_eye.schema.frame import Block, Frame, block, decode_frame, encode_frame
 from eagle_eye.schema.metrics import BY_NAME, Scope
-from eagle_eye.server.history.embedded_history import HISTORY_FILE, EmbeddedHistory
+from eagle_eye.server.history.embedded_history import HISTORY_FILE, Compaction, EmbeddedHistory
 from eagle_eye.server.history.history import runs_of
-from eagle_eye.server.history.journal_schema import MIGRATIONS
-from eagle_eye.server.history.segments.compaction import Compaction
-from eagle_eye.server.history.segments.reader import Segment
+from eagle_eye.server.history.journal_reader import MIGRATIONS
+from eagle_eye.server.history.segment_files import Segment
 from tests.server.builders import NOW, FakeClock, frame
 from tests.server.segments.kept import FOREVER_S, WITHIN_S, batch, compact, opened, retain, rich, told
 
@@ -90,7 +89,7 @@ def test_what_a_newer_agent_sends_is_kept_and_told_once_it_is_known(
         assert recorded.frame == decode_frame(raw)
         assert points(history, "gpu_power_watts") == {0: [5.0]}
         known = {**BY_NAME, "gpu_mood": POWER._replace(name="gpu_mood")}
-        monkeypatch.setattr("eagle_eye.server.history.segments.frames.BY_NAME", known)
+        monkeypatch.setattr("eagle_eye.server.history.segment_files.BY_NAME", known)
         (recorded,) = history.query([], 0.0, FOREVER_S)
         assert recorded.frame.blocks == [Block(Scope.DEVICE, [0], ["gpu_mood", "gpu_power_watts"], values)]
 
@@ -152,7 +151,7 @@ def test_late_frames_have_segments_of_their_own(tmp_path: Path) -> None:
 def test_a_query_of_one_node_reads_only_the_row_groups_and_columns_that_it_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("eagle_eye.server.history.segments.gathering.GROUP_FRAMES", 4)
+    monkeypatch.setattr("eagle_eye.server.history.compactor.GROUP_FRAMES", 4)
     with opened(tmp_path) as history:
         for node in "abcdefgh":
             history.submit(batch([rich(n, node) for n in range(1, 5)])).result(WITHIN_S)
@@ -296,8 +295,8 @@ def test_what_is_too_much_for_the_journal_is_due_however_young(tmp_path: Path) -
 def test_a_group_is_due_by_its_size_and_others_that_nearly_are_go_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("eagle_eye.server.history.journal_streams.NODES_PER_SHARD", 1)
-    monkeypatch.setattr("eagle_eye.server.history.segments.compaction.SEGMENT_BYTES", 60 * len(rich(1)))
+    monkeypatch.setattr("eagle_eye.server.history.journal.NODES_PER_SHARD", 1)
+    monkeypatch.setattr("eagle_eye.server.history.embedded_history.SEGMENT_BYTES", 60 * len(rich(1)))
     with opened(tmp_path, FakeClock()) as history:
         for node, frames in (("n1", 59), ("n2", 40), ("n3", 20)):
             history.submit(batch([rich(n, node) for n in range(1, frames + 1)])).result(WITHIN_S)

@@ -24,7 +24,7 @@ def clock() -> FakeClock:
 @pytest.fixture
 def history(tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[EmbeddedHistory]:
     """A history in which n1 was heard on the first day only and nothing but minutes is left of it."""
-    monkeypatch.setattr("eagle_eye.server.history.journal_streams.NODES_PER_SHARD", 1)
+    monkeypatch.setattr("eagle_eye.server.history.journal.NODES_PER_SHARD", 1)
     with opened(tmp_path, clock, retention_s=RAW_S, minutes_retention_s=10 * DAY_S) as opened_:
         add(opened_, sample(1, START_S + 61, value=100.0))
         for day in range(4):

@@ -16,10 +16,9 @@ from eagle_eye.schema.frame import Rank, block, decode_frame, encode_frame
 from eagle_eye.schema.metrics import BY_NAME, Scope
 from eagle_eye.server.admin.backup import back_up
 from eagle_eye.server.history.embedded_history import HISTORY_FILE, EmbeddedHistory
-from eagle_eye.server.history.history import runs_of, speaks_of
-from eagle_eye.server.history.segments.facts import MINUTE_S, MINUTES_FOLDER
-from eagle_eye.server.history.segments.minutes import NUMBERS
-from eagle_eye.server.history.steps import Statistic, in_steps
+from eagle_eye.server.history.history import Statistic, in_steps, runs_of, speaks_of
+from eagle_eye.server.history.minutes import NUMBERS
+from eagle_eye.server.history.segment_tables import MINUTE_S, MINUTES_FOLDER
 from eagle_eye.server.model.errors import HistoryMoved
 from tests.server.builders import NOW, FakeClock, frame
 from tests.server.segments.kept import WITHIN_S, batch, compact, opened, remake, told
@@ -338,7 +337,7 @@ def test_levels_outlive_a_lost_journal(tmp_path: Path) -> None:
 def test_a_query_reads_only_the_row_groups_of_its_metric_and_nodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("eagle_eye.server.history.segments.minutes.GROUP_ROWS", 2)
+    monkeypatch.setattr("eagle_eye.server.history.minutes.GROUP_ROWS", 2)
     clock = FakeClock(START_S + HOUR_S)
     with opened(tmp_path, clock) as history:
         for node in "abcd":

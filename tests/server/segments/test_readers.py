@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from eagle_eye.server.history.segments.facts import MINUTES_FOLDER
+from eagle_eye.server.history.segment_tables import MINUTES_FOLDER
 from tests.server.builders import FakeClock
 from tests.server.segments.kept import WITHIN_S, batch, compact, opened, rich
 from tests.server.segments.test_levels import START_S, add, sample

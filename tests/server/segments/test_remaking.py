@@ -11,11 +11,9 @@ from pathlib import Path
 import pytest
 
 from eagle_eye.schema.metrics import BY_NAME
-from eagle_eye.server.history.embedded_history import EmbeddedHistory
-from eagle_eye.server.history.history import Run
-from eagle_eye.server.history.segments.compaction import Compaction
-from eagle_eye.server.history.segments.downsampling import BucketSeries
-from eagle_eye.server.history.segments.facts import MINUTES_FOLDER
+from eagle_eye.server.history.embedded_history import Compaction, EmbeddedHistory
+from eagle_eye.server.history.history import BucketSeries, Run
+from eagle_eye.server.history.segment_tables import MINUTES_FOLDER
 from eagle_eye.server.model.errors import HistoryUnavailable
 from tests.server.builders import NOW, FakeClock
 from tests.server.segments.kept import FOREVER_S, WITHIN_S, batch, compact, opened, remake, rich, told

@@ -20,8 +20,7 @@ from eagle_eye.server.backtest.trace import Trace
 from eagle_eye.server.backtest.trace_format import LINKS_FILE, SAMPLES_FILE, Label
 from eagle_eye.server.charts import plots
 from eagle_eye.server.charts.plots import AFTER_S, BEFORE_S, Cast, Panel, Stretch, cast, panels, stretch
-from eagle_eye.server.history.history import Run
-from eagle_eye.server.history.steps import in_steps
+from eagle_eye.server.history.history import Run, in_steps
 from eagle_eye.server.model.timestamps import rfc3339
 
 VERDICTS_MAX = 50  # with pictures; the table has all

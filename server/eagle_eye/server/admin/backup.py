@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from eagle_eye.server.history.embedded_history import HISTORY_FOLDER
-from eagle_eye.server.history.segments.facts import PARTIAL as PARTIAL_SEGMENT
+from eagle_eye.server.history.segment_tables import PARTIAL as PARTIAL_SEGMENT
 from eagle_eye.server.model.errors import BackupFailed, StoreUnavailable
 from eagle_eye.server.requests.evidence import EVIDENCE_FOLDER
 from eagle_eye.server.requests.evidence import PARTIAL as PARTIAL_BUNDLE

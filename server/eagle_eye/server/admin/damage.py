@@ -14,7 +14,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
-from eagle_eye.server.history import journal_schema
+from eagle_eye.server.history import journal_reader
 from eagle_eye.server.history.embedded_history import HISTORY_FILE, HISTORY_FOLDER
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.requests.evidence import EVIDENCE_FOLDER
@@ -161,10 +161,10 @@ def _wanted(reader: sqlite3.Connection, name: str, version: int, there: set[str]
             return set(_FIRST_TABLES)
         of_this_version = reader.execute(f"SELECT version_num FROM {VERSION_TABLE}").fetchone() == (NEWEST,)  # noqa: S608
         return set(schema.metadata.tables) if of_this_version else set()
-    if version > len(journal_schema.MIGRATIONS):
+    if version > len(journal_reader.MIGRATIONS):
         return set()
     with closing(sqlite3.connect(":memory:")) as model:
-        for migration in journal_schema.MIGRATIONS[:version]:
+        for migration in journal_reader.MIGRATIONS[:version]:
             model.executescript(migration)
         return _tables(model)
 

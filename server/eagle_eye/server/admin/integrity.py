@@ -22,8 +22,8 @@ import msgspec
 from eagle_eye.schema.record_types import prepare_record_types
 from eagle_eye.server.admin import damage
 from eagle_eye.server.history.embedded_history import HISTORY_FILE, HISTORY_FOLDER, EmbeddedHistory
-from eagle_eye.server.history.segments.facts import RAW_FOLDER
-from eagle_eye.server.history.segments.processes import end_with_parent, environment
+from eagle_eye.server.history.processes import end_with_parent, environment
+from eagle_eye.server.history.segment_tables import RAW_FOLDER
 from eagle_eye.server.model.errors import HistoryUnavailable
 from eagle_eye.server.store.database import tells_damage
 from eagle_eye.server.store.factory import RECORDS_FILE
@@ -91,7 +91,7 @@ def _read_some(reader: sqlite3.Connection, table: str, after: int) -> int | None
 def _of_segments(data: Path, rest: Rest) -> Iterator[IntegrityProblem]:
     import pyarrow.parquet as pq
 
-    from eagle_eye.server.history.segments.reader import BrokenSegment, Segment, reading
+    from eagle_eye.server.history.segment_files import BrokenSegment, Segment, reading
 
     for folder, name in _named(data / HISTORY_FILE):
         path = data / HISTORY_FOLDER / folder / name

@@ -43,8 +43,7 @@ from eagle_eye.server.api.requests import (
 from eagle_eye.server.charts import plots
 from eagle_eye.server.charts.plots import LENGTH_S_MAX, POINTS, POINTS_MAX, picked, stretch
 from eagle_eye.server.charts.reading import ReadValues, Turns, members_of, read
-from eagle_eye.server.history.history import History
-from eagle_eye.server.history.steps import Statistic
+from eagle_eye.server.history.history import History, Statistic
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.jobs.reconcile import declared_job
 from eagle_eye.server.model.account_records import Attempt

@@ -26,12 +26,24 @@ from eagle_eye.schema.times import unix_seconds
 from eagle_eye.server.api.requests import Moment, OpenStreams, Reader, Seen, answer, services
 from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.engine.roster import Topology
-from eagle_eye.server.history.history import History, QueryPart, Recorded, UnreadableRange, speaks_of
-from eagle_eye.server.history.recording import Opening, Stated, frames_of
-from eagle_eye.server.history.remote_store.merging import with_past
-from eagle_eye.server.history.remote_store.remote_history import SeriesQuery
-from eagle_eye.server.history.remote_store.remote_store import RemoteStore
-from eagle_eye.server.history.steps import SeriesKey, SeriesSteps, Statistic, TooManySeries, has, in_steps
+from eagle_eye.server.history.history import (
+    History,
+    Opening,
+    QueryPart,
+    Recorded,
+    SeriesKey,
+    SeriesSteps,
+    Stated,
+    Statistic,
+    TooManySeries,
+    UnreadableRange,
+    applies_to,
+    in_steps,
+    job_frames,
+    speaks_of,
+)
+from eagle_eye.server.history.remote_history import SeriesQuery, with_past
+from eagle_eye.server.history.remote_store import RemoteStore
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import HistoryMoved, Refusal
@@ -78,7 +90,7 @@ def stream(
     observed = parts.fleet.jobs().get(job)
     members = {rank.node for rank in opening.ranks} | {rank.node for rank in (observed[1] if observed else [])}
     chunk = bytearray(message(msgspec.msgpack.encode(opening)))
-    frames = frames_of(_recorded(parts, job, nodes, start_s, end_s), job, members)
+    frames = job_frames(_recorded(parts, job, nodes, start_s, end_s), job, members)
     if only_while_there:
         frames = _while_there(frames, job, _worked(parts, job, start_s, end_s))
     for frame in frames:
@@ -225,7 +237,7 @@ def query_range(
     if spec is None:
         near = did_you_mean(metric, catalogue.BY_NAME)
         raise Refusal(400, "metric", f"metric {metric[:80]!r} is not in the catalogue{near}")
-    if not has(statistic, spec):
+    if not applies_to(statistic, spec):
         raise Refusal(400, "statistic", f"a {spec.kind.value} such as {metric} has no {statistic}")
     start_s, end_s = _range(start, end, step)
     nodes = _nodes(parts, job, node)

@@ -24,7 +24,7 @@ from eagle_eye.server.backtest.trace_format import (
 )
 from eagle_eye.server.backtest.writer import LINK_METRICS, SAMPLE_METRICS, TraceWriter
 from eagle_eye.server.engine.roster import Topology
-from eagle_eye.server.history.recording import Opening
+from eagle_eye.server.history.history import Opening
 
 CHUNK_ROWS = 20_000
 _STAGE = re.compile(r"pp(\d{1,6})\b")

@@ -20,7 +20,7 @@ from eagle_eye.schema.natural_order import natural
 from eagle_eye.schema.notation import number
 from eagle_eye.server.accounts import goodput
 from eagle_eye.server.accounts.goodput import TimelineSpan
-from eagle_eye.server.history.steps import SeriesKey, SeriesSteps, Statistic
+from eagle_eye.server.history.history import SeriesKey, SeriesSteps, Statistic
 from eagle_eye.server.model.account_records import Attempt
 from eagle_eye.server.model.records import Incident
 

@@ -14,9 +14,18 @@ from eagle_eye.schema.action import MemberRank
 from eagle_eye.schema.metrics import MetricSpec
 from eagle_eye.schema.natural_order import natural
 from eagle_eye.server.charts.plots import Stretch, picked, stretch
-from eagle_eye.server.history.history import History, QueryPart, Run
-from eagle_eye.server.history.segments.downsampling import BucketSeries, Floats
-from eagle_eye.server.history.steps import SeriesKey, SeriesSteps, Statistic, TooManySeries, in_steps
+from eagle_eye.server.history.history import (
+    BucketSeries,
+    Floats,
+    History,
+    QueryPart,
+    Run,
+    SeriesKey,
+    SeriesSteps,
+    Statistic,
+    TooManySeries,
+    in_steps,
+)
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.model.errors import HistoryMoved, Refusal
 from eagle_eye.server.store.store import ATTEMPTS, JOBS, MEMBERSHIPS, PAGE_LIMIT_MAX, Store

@@ -1,4 +1,4 @@
-"""Reads the journal: replay after a restart, and queries of chunks that are in no segment yet."""
+"""What is in the journal's file, and how it is read: tables, chunks of frames, replay after a restart, and queries."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -16,11 +17,213 @@ import numpy as np
 from eagle_eye.schema.frame import BadFrame, Frame, decode_frame
 from eagle_eye.schema.rows import RowTemplate, decode_template, is_row, read_row, row_head, template_of_row
 from eagle_eye.server.history.history import Recorded, RecordedRow
-from eagle_eye.server.history.journal_chunks import NO_ENTRIES, FoundEntries, Line, found_in
-from eagle_eye.server.history.journal_schema import UNSEALED
+from eagle_eye.server.model.batch import Batch
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import HistoryUnavailable
 from eagle_eye.server.store import database
+
+# A chunk is the frames of one group commit and one shard as one row of the journal, with a directory of its contents.
+# One row per frame would cost a page and an index entry each; a fleet sends more than ten thousand frames a second.
+
+# One directory entry: stream id, sequence, corrected time, time of receipt, clock offset, size of the frame.
+_LINE = struct.Struct("<iqdddI")
+# The same as a numpy dtype, to read a whole directory at once.
+DIRECTORY = np.dtype(
+    [
+        ("stream_id", "<i4"),
+        ("sequence", "<i8"),
+        ("time_s", "<f8"),
+        ("received_s", "<f8"),
+        ("offset_s", "<f8"),
+        ("size", "<u4"),
+    ]
+)
+
+
+INSERT_ROWS_MAX = 1_000  # chunks per statement: SQLite allows 32,766 values
+_INSERT = "INSERT INTO chunks (shard, frames, size, received_s, first_s, last_s, directory, raw) VALUES "
+_INSERTED_ROW = "(?, ?, ?, ?, ?, ?, ?, ?)"
+
+
+class Line(NamedTuple):
+    """A frame's directory entry; ``time_s`` is the corrected time, ``at`` the offset of its ``size`` bytes."""
+
+    stream_id: int
+    sequence: int
+    time_s: float
+    received_s: float
+    offset_s: float
+    size: int
+    at: int
+
+
+def chunks_of(
+    batch: Batch, stream_ids: Sequence[int], shards: Sequence[int], new: Sequence[bool], bytes_max: int
+) -> Iterator[tuple[object, ...]]:
+    """Yield a batch's new frames as chunks, with values in the order of the INSERT statement."""
+    of_shard = np.fromiter(shards, np.int64, len(shards))
+    order = np.argsort(of_shard, kind="stable")
+    if False in new:
+        order = order[np.array(new)[order]]
+    if not len(order):
+        return
+    raw = batch.raw
+    lines = np.empty(len(order), DIRECTORY)
+    lines["stream_id"] = np.fromiter(stream_ids, np.int32, len(stream_ids))[order]
+    lines["sequence"] = batch.sequence[order]
+    lines["offset_s"] = batch.offset_s[order]
+    lines["time_s"] = batch.time_s[order] + lines["offset_s"]
+    lines["received_s"] = batch.received_s[order]
+    if isinstance(raw, np.ndarray):
+        lines["size"] = raw.shape[1]
+        sorted_raw: Any = raw[order]
+    else:
+        sorted_raw = [raw[at] for at in order.tolist()]
+        lines["size"] = [len(one) for one in sorted_raw]
+    ends = np.cumsum(lines["size"], dtype=np.int64)
+    sorted_shards = of_shard[order]
+    begins = [0, *(np.flatnonzero(np.diff(sorted_shards)) + 1).tolist(), len(order)]
+    for begin, end in pairwise(begins):
+        first = begin
+        while first < end:
+            before = int(ends[first - 1]) if first else 0
+            last = min(max(int(np.searchsorted(ends, before + bytes_max, "right")), first + 1), end)
+            part = slice(first, last)
+            times_s, inside = lines["time_s"][part], sorted_raw[part]
+            yield (
+                int(sorted_shards[first]),
+                last - first,
+                int(ends[last - 1]) - before,
+                float(lines["received_s"][part].max()),
+                float(times_s.min()),
+                float(times_s.max()),
+                lines[part].tobytes(),
+                inside.tobytes() if isinstance(inside, np.ndarray) else b"".join(inside),
+            )
+            first = last
+
+
+def insert_chunks(writer: sqlite3.Connection, rows: Sequence[tuple[object, ...]]) -> int | None:
+    """Write chunks within a transaction; return the last one's id, None if there are none."""
+    # As one statement: each statement releases the GIL and waits to get it back.
+    last_id: int | None = None
+    for first in range(0, len(rows), INSERT_ROWS_MAX):
+        part = rows[first : first + INSERT_ROWS_MAX]
+        statement = _INSERT + ", ".join([_INSERTED_ROW] * len(part))
+        last_id = writer.execute(statement, list(chain.from_iterable(part))).lastrowid
+    return last_id
+
+
+class FoundEntries(NamedTuple):
+    """Entries of several chunks' directories; ``at`` is the offset of each frame's bytes in its chunk."""
+
+    chunk_ids: np.ndarray[Any, np.dtype[np.int64]]
+    directory: np.ndarray[Any, Any]
+    at: np.ndarray[Any, np.dtype[np.int64]]
+
+    def lines(self) -> Iterator[tuple[int, Line]]:
+        """Yield the chunk's id and the directory entry of each frame."""
+        for id_, line, at in zip(self.chunk_ids.tolist(), self.directory.tolist(), self.at.tolist(), strict=True):
+            yield id_, Line._make((*line, at))
+
+
+NO_ENTRIES = FoundEntries(np.empty(0, np.int64), np.empty(0, DIRECTORY), np.empty(0, np.int64))
+
+
+def found_in(
+    directories: Sequence[tuple[int, bytes]], stream_ids: Sequence[int] | None, start_s: float, end_s: float
+) -> FoundEntries:
+    """Return the entries of these streams (None: of all) whose corrected time is in the range.
+
+    ``directories`` are (chunk id, bytes).
+
+    A fleet's chunks have hundreds of thousands of entries, of which a chart needs a few.
+    """
+    directory = np.frombuffer(b"".join(raw for _, raw in directories), DIRECTORY)
+    counts = np.array([len(raw) // DIRECTORY.itemsize for _, raw in directories], np.int64)
+    chunk_ids = np.repeat(np.array([id_ for id_, _ in directories], np.int64), counts)
+    begins = np.concatenate([[0], np.cumsum(directory["size"], dtype=np.int64)])
+    at = begins[:-1] - np.repeat(begins[np.cumsum(counts) - counts], counts)
+    wanted = (directory["time_s"] >= start_s) & (directory["time_s"] <= end_s)
+    if stream_ids is not None:
+        wanted &= np.isin(directory["stream_id"], np.array(stream_ids, np.int32))
+    return FoundEntries(chunk_ids[wanted], directory[wanted], at[wanted])
+
+
+def directory_lines(directory: bytes) -> Iterator[Line]:
+    """Yield a directory's entries in the order in which the frames arrived."""
+    at = 0
+    for stream_id, sequence, time_s, received_s, offset_s, size in _LINE.iter_unpack(directory):
+        yield Line(stream_id, sequence, time_s, received_s, offset_s, size, at)
+        at += size
+
+
+# The tables of history.db: the journal's chunks, and the manifest of the segments made from them.
+# ``streams.sequences`` covers the chunks up to ``noted_id``. ``sealed_id`` of a shard is the last chunk that is in
+# segments: chunks and the segments that hold their frames change places in one transaction, so that readers find each
+# frame in exactly one of them. ``outlines`` has the templates of the rows in chunks; ``used_s``, some minutes stale, is
+# when a row of one last arrived.
+MIGRATIONS = (
+    """
+    CREATE TABLE streams (
+        id INTEGER PRIMARY KEY, node TEXT NOT NULL, stream TEXT NOT NULL,
+        watermark INTEGER NOT NULL, heard_s REAL NOT NULL, UNIQUE (node, stream));
+    CREATE TABLE frames (
+        id INTEGER PRIMARY KEY AUTOINCREMENT, stream_id INTEGER NOT NULL, sequence INTEGER NOT NULL,
+        received_s REAL NOT NULL, time_s REAL NOT NULL, offset_s REAL NOT NULL, raw BLOB NOT NULL);
+    """,
+    """
+    ALTER TABLE streams RENAME TO earlier_streams;
+    ALTER TABLE frames RENAME TO earlier_frames;
+    CREATE TABLE journal (id TEXT NOT NULL, noted_id INTEGER NOT NULL);
+    INSERT INTO journal (id, noted_id) VALUES (lower(hex(randomblob(8))), 0);
+    CREATE TABLE nodes (id INTEGER PRIMARY KEY, node TEXT NOT NULL UNIQUE, shard INTEGER NOT NULL);
+    CREATE INDEX nodes_of_shard ON nodes (shard);
+    CREATE TABLE streams (
+        id INTEGER PRIMARY KEY, node_id INTEGER NOT NULL, stream TEXT NOT NULL,
+        sequences BLOB NOT NULL, heard_s REAL NOT NULL, UNIQUE (node_id, stream));
+    CREATE TABLE chunks (
+        id INTEGER PRIMARY KEY AUTOINCREMENT, shard INTEGER NOT NULL, frames INTEGER NOT NULL, size INTEGER NOT NULL,
+        received_s REAL NOT NULL, first_s REAL NOT NULL, last_s REAL NOT NULL,
+        directory BLOB NOT NULL, raw BLOB NOT NULL);
+    CREATE INDEX chunks_of_shard ON chunks (shard, id, frames, size, received_s, first_s, last_s);
+    CREATE TABLE shards (shard INTEGER PRIMARY KEY, sealed_id INTEGER NOT NULL);
+    CREATE TABLE segments (
+        id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, first_node TEXT NOT NULL,
+        last_node TEXT NOT NULL, first_s REAL NOT NULL, last_s REAL NOT NULL, received_s REAL NOT NULL,
+        frames INTEGER NOT NULL, bytes INTEGER NOT NULL, problem TEXT);
+    CREATE INDEX segments_by_time ON segments (last_s, first_s);
+    """,
+    """
+    CREATE TABLE outlines (id BLOB PRIMARY KEY, raw BLOB NOT NULL, used_s REAL NOT NULL);
+    """,
+)
+
+# Chunks that are in no segment yet; answered by the index alone, without reading frames.
+UNSEALED = (
+    "SELECT c.id, c.shard, c.frames, c.size, c.received_s, c.first_s, c.last_s FROM chunks c"
+    " LEFT JOIN shards s ON s.shard = c.shard WHERE c.id > coalesce(s.sealed_id, 0)"
+)
+
+# When the oldest of them was received, looking only at each shard's first, as ids ascend with receipt. ``UNSEALED``
+# would look at each of a large fleet's hundred thousand chunks.
+OLDEST_UNSEALED = (
+    "SELECT min(received_s) FROM (SELECT (SELECT c.received_s FROM chunks c WHERE c.shard = n.shard"
+    " AND c.id > coalesce(s.sealed_id, 0) ORDER BY c.id LIMIT 1) AS received_s"
+    " FROM (SELECT DISTINCT shard FROM nodes) n LEFT JOIN shards s ON s.shard = n.shard)"
+)
+
+# How much of the file is in use: an upper bound for the frames in no segment.
+BYTES_IN_USE = (
+    "SELECT (p.page_count - f.freelist_count) * s.page_size"
+    " FROM pragma_page_count p, pragma_freelist_count f, pragma_page_size s"
+)
+
+
+def live_bytes(connection: sqlite3.Connection) -> int:
+    """Return how many bytes of the file are in use, without free pages, which are reused."""
+    return int(connection.execute(BYTES_IN_USE).fetchone()[0])
+
 
 CHUNKS_AT_ONCE = 256  # directories read under one lock, likewise
 REPLAYED_AT_ONCE = 2_048  # in the order of time they lie in many chunks, each of which is opened

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from eagle_eye.schema.metrics import METRICS, PROMETHEUS_PREFIX
 from eagle_eye.schema.names import is_name
-from eagle_eye.server.history.remote_store.promql import Labels, any_of, selector
-from eagle_eye.server.history.remote_store.series_names import JOB, NAME, NODE, SCRAPED_JOB
+from eagle_eye.server.history.remote_history import Labels, any_of, selector
+from eagle_eye.server.history.remote_series import JOB, NAME, NODE, SCRAPED_JOB
 from eagle_eye.server.ingest.remote_write.mapping import TARGET_UP, Table
 from eagle_eye.server.model.identity import POD_LABELS, Naming, NoName
 

@@ -11,9 +11,8 @@ import msgspec
 from eagle_eye.schema.recording import VERSION
 from eagle_eye.server.backtest.recorder import Recorder
 from eagle_eye.server.backtest.writer import TraceWriter
-from eagle_eye.server.history.recording import Opening
-from eagle_eye.server.history.remote_store.promql import Labels, PromQl, RemoteSeries
-from eagle_eye.server.history.remote_store.slices import MOST_S, slices
+from eagle_eye.server.history.history import Opening
+from eagle_eye.server.history.remote_history import MOST_SLICE_S, Labels, PromQl, RemoteSeries, slices
 from eagle_eye.server.ingest.remote_write import mapping
 from eagle_eye.server.model.errors import ServerError
 from eagle_eye.server.trace_import.catalogued import ImportRequest, census, nodes_of, nothing_found, questions
@@ -129,7 +128,7 @@ def _labels(promql: PromQl, query: str, start_s: float, end_s: float) -> list[La
 
 
 def _longest_s(step_s: float | None) -> float:
-    return MOST_S if step_s is None else min(MOST_S, POINTS_MAX * step_s)
+    return MOST_SLICE_S if step_s is None else min(MOST_SLICE_S, POINTS_MAX * step_s)
 
 
 def _asker(

@@ -10,9 +10,8 @@ import msgspec
 
 from eagle_eye.schema.frame import WIRE_VERSION, Frame
 from eagle_eye.schema.metrics import PROMETHEUS_PREFIX
-from eagle_eye.server.history.remote_store.promql import RemoteSeries
-from eagle_eye.server.history.remote_store.remote_history import frames_of
-from eagle_eye.server.history.remote_store.series_names import NAME
+from eagle_eye.server.history.remote_history import RemoteSeries, frames_of
+from eagle_eye.server.history.remote_series import NAME
 from eagle_eye.server.ingest.remote_write.intake import RemoteWriteIntake, Taken
 from eagle_eye.server.ingest.remote_write.mapping import Table
 from eagle_eye.server.ingest.remote_write.rows import INTERVAL_UNKNOWN_S, NodeSample

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import httpx
 
-from eagle_eye.server.history.remote_store import encoding
+from eagle_eye.server.history import remote_series
 from eagle_eye.server.ingest.remote_write import wire
 from eagle_eye.server.ingest.remote_write.intake import Taken
 from eagle_eye.server.ingest.remote_write.wire import WireSeries
@@ -146,9 +146,9 @@ class OtherCells:
         url = self._cells.url_of(cell)
         if not url:
             raise _Unreached("it has no leader at present")
-        body = await asyncio.to_thread(lambda: encoding.compressed(wire.request_v1(series)))
+        body = await asyncio.to_thread(lambda: remote_series.compressed(wire.request_v1(series)))
         headers = {
-            "content-type": encoding.CONTENT_TYPE,
+            "content-type": remote_series.CONTENT_TYPE,
             "content-encoding": "snappy",
             OF_ONE_CELL.decode(): "1",
             **({"authorization": authorization} if authorization else {}),

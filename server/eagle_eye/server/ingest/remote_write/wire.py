@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
-from eagle_eye.server.history.remote_store import encoding
+from eagle_eye.server.history import remote_series
 
 SAMPLES_MAX = 200_000  # per request; Prometheus sends 2,000
 SYMBOLS_MAX = 500_000  # per request; 2,000 series have some thousands
@@ -125,7 +125,9 @@ def labels(key: bytes) -> dict[str, str]:
 
 def request_v1(series: Iterable[WireSeries]) -> bytes:
     """Return a prometheus.WriteRequest of the series, which ``read_v1`` reads as they are."""
-    return b"".join(encoding.field(1, _head_v1(one.key) + b"".join(map(_sample_v1, one.samples))) for one in series)
+    return b"".join(
+        remote_series.field(1, _head_v1(one.key) + b"".join(map(_sample_v1, one.samples))) for one in series
+    )
 
 
 def _count_series(written: WriteRequest, series_max: int) -> None:
@@ -287,14 +289,14 @@ def _head_v1(key: bytes) -> bytes:
         return key
     texts = key[1:].split(b"\xff")
     return b"".join(
-        encoding.field(1, encoding.field(1, name) + encoding.field(2, value))
+        remote_series.field(1, remote_series.field(1, name) + remote_series.field(2, value))
         for name, value in zip(texts[::2], texts[1::2], strict=True)
     )
 
 
 def _sample_v1(sample: Sample) -> bytes:
     value = STALE_NAN if sample.value is None else struct.pack("<d", sample.value)
-    return encoding.field(2, b"\x09" + value + b"\x10" + encoding.varint(sample.time_ms & 0xFFFFFFFFFFFFFFFF))
+    return remote_series.field(2, b"\x09" + value + b"\x10" + remote_series.varint(sample.time_ms & 0xFFFFFFFFFFFFFFFF))
 
 
 def _field(body: bytes, at: int, end: int) -> tuple[int, int, int, int]:

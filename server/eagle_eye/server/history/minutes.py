@@ -1,12 +1,18 @@
-"""Downsamples a segment's frames to minutes while the segment is written, from the same row groups.
+"""A segment's minutes: written with it, read by queries, and built again where they are missing.
 
-A minute that spans the end of a segment or row group has a row in each; readers combine them.
+They are made from the row groups of the segment while it is written. A minute that spans the end of a segment or row
+group has a row in each; readers combine them.
+
+``python -m eagle_eye.server.history.minutes FOLDER NAME...`` builds the minutes of raw segments below the history's
+FOLDER that have none: those of earlier versions, or whose minutes broke. It reports what is on disk as JSON lines on
+standard output. It changes no table: the server does.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,15 +20,34 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from eagle_eye.schema.frame import Frame
-from eagle_eye.schema.metrics import BY_NAME, Scope
-from eagle_eye.server.history.history import runs_of
-from eagle_eye.server.history.segments.downsampling import Floats, Integers, Summary, summarize, taken
-from eagle_eye.server.history.segments.facts import MINUTE_S, Facts, MinutesFacts, Step, no_step
-from eagle_eye.server.history.segments.frames import whole
-from eagle_eye.server.history.segments.row_tables import Tables, column, texts
-from eagle_eye.server.history.segments.writer import Draft
+from eagle_eye.schema.metrics import BY_NAME, MetricSpec, Scope
+from eagle_eye.schema.record_types import prepare_record_types
+from eagle_eye.server.history.history import BucketSeries, Floats, Integers, Summary, runs_of, summarize, taken
+from eagle_eye.server.history.processes import settle
+from eagle_eye.server.history.segment_files import BrokenSegment, Draft, Segment, overlaps, reading, whole, within
+from eagle_eye.server.history.segment_tables import (
+    FACTS_FILE,
+    FRAMES_FILE,
+    LINKS_FILE,
+    MINUTE_S,
+    MINUTES_FOLDER,
+    RAW_FOLDER,
+    SAMPLES_FILE,
+    Facts,
+    MinutesFacts,
+    Remade,
+    Step,
+    Tables,
+    any_between,
+    column,
+    no_step,
+    texts,
+)
+from eagle_eye.server.model.errors import HistoryUnavailable
+from eagle_eye.server.telemetry.endings import in_words
 
 SERIES_FILE = "series.parquet"
 SERIES_SCHEMA = pa.schema(
@@ -238,3 +263,122 @@ def _job(named: str | None, ranks: str | None) -> str | None:
 
 def _line_each(jobs: set[str | None]) -> str | None:
     return "\n".join(sorted(job for job in jobs if job is not None)) or None  # no name contains a newline
+
+
+# Reading minutes, and hours of earlier versions: one row group at a time, and only those that contain the metric
+
+BATCH_ROWS = 1 << 16  # read at a time
+TEXTS = ["metric", "node", "link", "job"]
+
+
+def courses(
+    folder: Path, metric: MetricSpec, nodes: Sequence[str], start_s: float, end_s: float, job: str | None
+) -> Iterator[BucketSeries]:
+    """Yield the buckets that begin in ``start_s`` to before ``end_s``, by series and time. Raises BrokenSegment."""
+    wanted = sorted(nodes)
+    key = "link" if metric.scope is Scope.LINK else "device"
+    with reading(folder.name), _open_series(folder) as file:
+        columns = ["metric", "node", key, "time", "job", *NUMBERS]
+        columns += [name for name in ("second",) if name in file.schema_arrow.names]
+        for number in _series_groups(file, metric.name, wanted, start_s, end_s):
+            # A row group is read in parts: rows of one metric may be a small part of it.
+            for batch in file.iter_batches(BATCH_ROWS, [number], columns, use_threads=False):
+                table = pa.table(batch)
+                times_s = table["time"].to_numpy()
+                mask = (times_s >= start_s) & (times_s < end_s)
+                mask &= pc.equal(table["metric"].cast(pa.string()), metric.name).to_numpy()
+                if wanted:
+                    mask &= pc.is_in(table["node"].cast(pa.string()), value_set=pa.array(wanted)).to_numpy()
+                if job is not None and mask.any():
+                    jobs = table["job"].combine_chunks()
+                    speaking = [job in text.split("\n") for text in jobs.dictionary.to_pylist()]
+                    mask &= np.array([*speaking, False])[jobs.indices.fill_null(len(speaking)).to_numpy()]
+                places = np.flatnonzero(mask)
+                if len(places):
+                    yield from _courses(table.take(pa.array(places)), key)
+
+
+def _open_series(folder: Path) -> pq.ParquetFile:
+    return pq.ParquetFile(folder / SERIES_FILE, page_checksum_verification=True, read_dictionary=TEXTS)
+
+
+def _series_groups(file: pq.ParquetFile, metric: str, wanted: list[str], start_s: float, end_s: float) -> Iterator[int]:
+    names = file.schema_arrow.names
+    for number in range(file.metadata.num_row_groups):
+        group = file.metadata.row_group(number)
+        of = {name: group.column(names.index(name)).statistics for name in ("metric", "node", "time")}
+        nodes = of["node"]
+        if (
+            overlaps(of["metric"], metric, metric)
+            and overlaps(of["time"], start_s, end_s)
+            and not (wanted and nodes is not None and not any_between(wanted, nodes.min, nodes.max))
+        ):
+            yield number
+
+
+def _courses(table: pa.Table, key: str) -> Iterator[BucketSeries]:
+    columns: list[Any] = [table[name].combine_chunks() for name in ("node", key)]
+    codes = [one.indices if isinstance(one, pa.DictionaryArray) else one for one in columns]
+    new = np.logical_or.reduce([one.to_numpy()[1:] != one.to_numpy()[:-1] for one in codes])
+    starts = np.flatnonzero(np.append(True, new))
+    names = [one.take(pa.array(starts)).to_pylist() for one in columns]
+    times_s = table["time"].to_numpy()
+    began_s = times_s + (table["second"].to_numpy() if "second" in table.schema.names else 0)
+    count, *others = (table[name].to_numpy() for name in NUMBERS)
+    summary = Summary(count.astype(np.int64), *(one.astype(np.float64) for one in others))
+    for node, own, low, high in zip(*names, starts.tolist(), [*starts[1:].tolist(), len(table)], strict=True):
+        part = slice(low, high)
+        yield BucketSeries(node, own, times_s[part], taken(summary, part), began_s[part])
+
+
+# Building missing minutes
+
+NICENESS = 15  # yields also to the compactor, which bounds the journal's size
+
+
+def remake(folder: Path, name: str, step: Step = no_step) -> Remade:
+    """Write the minutes of the raw segment of this name. Raises OSError, ArrowException, HistoryUnavailable."""
+    raw = folder / RAW_FOLDER / name
+    writer = MinutesWriter(folder / MINUTES_FOLDER, name, step)
+    try:
+        with reading(name):
+            Segment(raw).check_tables()
+            facts = msgspec.json.decode((raw / FACTS_FILE).read_bytes(), type=Facts)
+            with pq.ParquetFile(raw / FRAMES_FILE, page_checksum_verification=True) as file:
+                first = 0
+                for number in range(file.metadata.num_row_groups):
+                    frames = file.read_row_group(number, columns=["time", "node", "job", "ranks", "raw"])
+                    samples, links = (
+                        within(Segment(raw).rows(table, None, first, first + len(frames)), first, len(frames))
+                        for table in (SAMPLES_FILE, LINKS_FILE)
+                    )
+                    writer.add(Tables(frames, samples, links), first)
+                    first += len(frames)
+        return Remade(name, writer.finish(facts))
+    except BrokenSegment as error:
+        writer.discard()
+        return Remade(name, None, f"{error}"[:500])
+    except BaseException:
+        writer.discard()
+        raise
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Build the minutes that are missing; return 1 on failure, with the reason on standard error."""
+    folder, *names = arguments
+    settle(NICENESS)
+    try:
+        for name in names:
+            sys.stdout.buffer.write(msgspec.json.encode(remake(Path(folder), name)) + b"\n")
+            sys.stdout.buffer.flush()
+    except (OSError, pa.ArrowException, HistoryUnavailable, MemoryError) as error:
+        sys.stderr.write(f"{in_words(error)}\n")
+        return 1
+    return 0
+
+
+prepare_record_types()  # for those who import this module late
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

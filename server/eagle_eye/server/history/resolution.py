@@ -1,4 +1,7 @@
-"""Chooses a query's sources: minutes where the step allows them or nothing finer is left, else frames. Pure."""
+"""Chooses a query's sources: minutes where the step allows them or nothing finer is left, else frames. Pure.
+
+Then: which parts of its range cannot be read, because a damaged segment was set aside.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eagle_eye.server.history.history import QueryPart
-from eagle_eye.server.history.segments.facts import BUCKET_S, HOUR_S, MINUTE_S, MINUTES_FOLDER
-from eagle_eye.server.history.segments.level_table import LevelRow
+from eagle_eye.server.history.history import QueryPart, UnreadableRange
+from eagle_eye.server.history.segment_store import LevelRow, SetAsideSegment
+from eagle_eye.server.history.segment_tables import BUCKET_S, HOUR_S, HOURS_FOLDER, MINUTE_S, MINUTES_FOLDER, shard_of
 
 BUCKETS_PER_FRAME = 10  # a frame is decoded whole, but only some columns of one metric of a bucket
 
@@ -130,3 +133,47 @@ def _spans(coarsest: dict[float, int], start_s: float, end_s: float) -> list[Que
     if at_s < end_s or not spans:
         add(at_s, end_s, 0)
     return spans
+
+
+GAPS_MAX = 50  # in an answer; beyond this, the last one covers the rest
+
+
+def gaps(
+    raw: Iterable[SetAsideSegment], rows: Iterable[LevelRow], start_s: float, end_s: float
+) -> list[UnreadableRange]:
+    """Return the gaps in the range, in order and disjoint; ``rows`` are those that may answer in place of frames."""
+    found: list[UnreadableRange] = []
+    levels = list(rows)
+    for one in raw:
+        # Minutes made while it was readable include its data; those made since do not.
+        having = _covers_of_shard([row for row in levels if row.alone and row.problem is None], shard_of(one.name))
+        who = f"{one.frames} frames of {one.first_node} to {one.last_node}"
+        problem = f"segment {one.name} is damaged and set aside, with {who}: {one.problem}"
+        found += [
+            UnreadableRange(low_s, high_s, problem)
+            for low_s, high_s in left_of(one.first_s, one.last_s, one.id, having)
+        ]
+    for row in levels:
+        if row.problem is not None:
+            hours = [other for other in levels if other.level == HOURS_FOLDER and other.problem is None]
+            problem = f"a segment of level {row.level} is damaged and set aside: {row.first_node} to {row.last_node}"
+            parts = left_of(row.start_s, row.end_s, row.through_id, _covers_of_shard(hours, row.shard))
+            found += [UnreadableRange(low_s, high_s, problem) for low_s, high_s in parts]
+    clipped = (UnreadableRange(max(one.start_s, start_s), min(one.end_s, end_s), one.problem) for one in found)
+    return _apart([one for one in clipped if one.start_s <= one.end_s])
+
+
+def _covers_of_shard(rows: Iterable[LevelRow], shard: int) -> list[Cover]:
+    return [Cover(one.start_s, one.end_s, one.from_id, one.through_id) for one in rows if one.shard == shard]
+
+
+def _apart(found: list[UnreadableRange]) -> list[UnreadableRange]:
+    apart: list[UnreadableRange] = []
+    for gap in sorted(found):
+        if apart and (gap.start_s <= apart[-1].end_s or len(apart) == GAPS_MAX):
+            last = apart[-1]
+            more = last.problem if gap.problem in last.problem else f"{last.problem}; {gap.problem}"[:2_000]
+            apart[-1] = UnreadableRange(last.start_s, max(last.end_s, gap.end_s), more)
+        else:
+            apart.append(gap)
+    return apart

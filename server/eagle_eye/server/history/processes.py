@@ -1,4 +1,4 @@
-"""Starts and sets up the helper processes that write segments."""
+"""Starts and sets up the helper processes that write segments and send them."""
 
 from __future__ import annotations
 
