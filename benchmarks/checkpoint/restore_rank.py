@@ -24,7 +24,7 @@ from benchmarks.checkpoint.rank import begun, ended
 from benchmarks.checkpoint.restore import RestorePlan
 from benchmarks.checkpoint.site import Site, await_that
 from eagle_eye.checkpoint import MemoryCheckpointer
-from eagle_eye.schema.memory_steps import FOLDER_VARIABLE
+from eagle_eye.schema.checkpoint_files import FOLDER_VARIABLE
 
 JOB = "restore"
 SETTLED_WITHIN_S = 120.0

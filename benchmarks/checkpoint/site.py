@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from eagle_eye.checkpoint.store import SOCKET, ask_status
-from eagle_eye.schema.memory_steps import FOLDER_VARIABLE, STORE_WORDS
+from eagle_eye.schema.checkpoint_files import FOLDER_VARIABLE, STORE_WORDS
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED_MEMORY = Path("/dev/shm")

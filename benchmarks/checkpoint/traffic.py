@@ -30,7 +30,7 @@ from benchmarks.checkpoint.namespaces import address, inside, nodes, why_not
 from benchmarks.checkpoint.traffic_job import MODES
 from eagle_eye.checkpoint.store import ask_status
 from eagle_eye.checkpoint.store_client import answers
-from eagle_eye.schema.memory_steps import STORE_WORDS
+from eagle_eye.schema.checkpoint_files import STORE_WORDS
 
 MARGIN_S = 600.0  # beyond the seconds that were asked for: start, last block, end
 

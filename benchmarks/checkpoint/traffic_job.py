@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 from eagle_eye.checkpoint import MemoryCheckpointer
-from eagle_eye.schema.memory_steps import FOLDER_VARIABLE
+from eagle_eye.schema.checkpoint_files import FOLDER_VARIABLE
 
 MODES = ("none", "at_once", "scheduled")
 WARM_STEPS = 4  # of each block, that are not counted: the first must be learned from

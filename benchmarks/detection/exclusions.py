@@ -30,9 +30,8 @@ from eagle_eye.server.backtest.run import Backtest, VerdictLine
 from eagle_eye.server.backtest.score import DISRUPTIVE, quantile
 from eagle_eye.server.backtest.trace import Trace
 from eagle_eye.server.engine.settings import DetectionSettings, PolicySettings
-from eagle_eye.simulator.recording import Recording
 from eagle_eye.simulator.scenario import PHYSICS, Scenario
-from eagle_eye.simulator.simulate import simulate, tell
+from eagle_eye.simulator.simulate import Recording, simulate, tell
 
 FIRST_SEED = 84_000_000
 STEPS_S = (0.8, 2.0, 5.0)

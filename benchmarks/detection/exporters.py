@@ -5,7 +5,7 @@
 
 Each fleet trains for 25 minutes and writes a checkpoint every few minutes, which no metric announces. Its Prometheus
 reads dcgm-exporter and node_exporter of each node at moments and intervals of their own, late at times, and misses
-scrapes (``simulator/eagle_eye/simulator/reads.py`` has the ranges). Sizes, shapes and parameters are the second
+scrapes (``simulator/eagle_eye/simulator/sites.py`` has the ranges). Sizes, shapes and parameters are the second
 physics'. Whatever acts is wrong.
 """
 
@@ -29,9 +29,9 @@ from eagle_eye.server.backtest.run import Backtest
 from eagle_eye.server.backtest.score import DISRUPTIVE
 from eagle_eye.server.backtest.trace import Trace
 from eagle_eye.server.engine.settings import DetectionSettings, PolicySettings
-from eagle_eye.simulator.reads import GPU_EXPORTER, NODE_EXPORTER, scraping
 from eagle_eye.simulator.scenario import Scenario
 from eagle_eye.simulator.simulate import record, tell
+from eagle_eye.simulator.sites import GPU_EXPORTER, NODE_EXPORTER, scraping
 from eagle_eye.simulator.story import PlannedPause
 
 FIRST_SEED = 86_000_000

@@ -14,7 +14,7 @@ from eagle_eye.schema.frame import WIRE_VERSION, Rank
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.schema.rows import ROW_HEAD, RowTemplate, TemplateBlock
 from eagle_eye.server.model.batch import Batch, ResolvedTemplate
-from eagle_eye.simulator.load.values import EXACT, PLAIN, TRAINED, FleetValues
+from eagle_eye.simulator.load.fleet import EXACT, PLAIN, TRAINED, FleetValues
 
 Numbers = NDArray[np.floating[Any]]
 

@@ -11,10 +11,9 @@ from pathlib import Path
 
 from benchmarks.detection.plan import Case
 from eagle_eye.simulator.names import SITUATIONS
-from eagle_eye.simulator.profiles import PROFILES, profile, visible_faults
-from eagle_eye.simulator.recording import Recording
 from eagle_eye.simulator.scenario import Scenario
-from eagle_eye.simulator.simulate import simulate
+from eagle_eye.simulator.simulate import Recording, simulate
+from eagle_eye.simulator.sites import PROFILES, profile, visible_faults
 from eagle_eye.simulator.story import Story
 from eagle_eye.simulator.tracks import Quantity, Track
 from eagle_eye.simulator.writer import interval_s, write

@@ -1,7 +1,7 @@
 """What the history costs: bytes and CPU a sample in the journal and in segments, and how fast one node is found.
 
 ``python -m benchmarks.history --nodes 64 --minutes 5 --out FILE``. The frames are simulated, in the resolution of their
-sources (simulator/gpu_rows.py), with 39 metrics a GPU, 23 a node and 7 a port. A sample is a value that is not NaN.
+sources (simulator/telemetry.py), with 39 metrics a GPU, 23 a node and 7 a port. A sample is a value that is not NaN.
 """
 
 from __future__ import annotations

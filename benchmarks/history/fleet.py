@@ -32,9 +32,7 @@ from eagle_eye.server.history.segment_tables import MINUTES_FOLDER, RAW_FOLDER, 
 from eagle_eye.server.history.settings import HistorySettings
 from eagle_eye.server.model.batch import Batch, StreamRef
 from eagle_eye.server.model.clock import SystemClock
-from eagle_eye.simulator.load.fleet import Load, SimulatedFleet
-from eagle_eye.simulator.load.rows_wire import FleetRows
-from eagle_eye.simulator.load.values import METRICS, FleetValues
+from eagle_eye.simulator.load.fleet import METRICS, FleetRows, FleetValues, Load, SimulatedFleet
 
 STRETCH_S = 300
 COMMITS_PER_S = 10

@@ -26,8 +26,7 @@ import msgspec
 from benchmarks.ingest import eagle_eye_run, peers
 from benchmarks.ingest.eagle_eye_run import Plan
 from benchmarks.ingest.processes import GENERATOR_CORE
-from eagle_eye.simulator.load.fleet import Load
-from eagle_eye.simulator.load.values import METRICS
+from eagle_eye.simulator.load.fleet import METRICS, Load
 
 PEER_NODES = 1_000
 PEAK_STEP = 1.15  # from one rate to the next

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.ingest.processes import Course, bytes_in, free_port, look, program
 from benchmarks.ingest.remote_write import HEADERS, Bodies
-from eagle_eye.simulator.load.fleet import Load, SimulatedFleet
-from eagle_eye.simulator.load.values import METRICS, FleetValues
+from eagle_eye.simulator.load.fleet import METRICS, FleetValues, Load, SimulatedFleet
 
 SETTLE_S = 10.0
 SEED = 0

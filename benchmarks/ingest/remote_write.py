@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from eagle_eye.simulator.load.readings import GAUGES
-from eagle_eye.simulator.load.values import METRICS, PLAIN, TRAINED, Readings
+from eagle_eye.simulator.load.fleet import GAUGES, METRICS, PLAIN, TRAINED, Readings
 
 SERIES_PER_REQUEST = 10_000  # what vmagent sends at most; Prometheus sends 500 to 2,000: more work for the receiver
 PREFIX = "eagle_eye_"

@@ -19,12 +19,9 @@ from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import WIRE_VERSION, Block, Frame, Rank
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.schema.rows import Tail
-from eagle_eye.simulator.load.connection import allow_files
-from eagle_eye.simulator.load.rows_wire import FleetRows
-from eagle_eye.simulator.load.sender import StreamSender, Waiting, drained
-from eagle_eye.simulator.load.tally import Tally
-from eagle_eye.simulator.load.target import LoadTarget
-from eagle_eye.simulator.load.values import EXACT, METRICS, PLAIN, FleetValues, Readings
+from eagle_eye.simulator.load.connection import LoadTarget, allow_files
+from eagle_eye.simulator.load.fleet import EXACT, METRICS, PLAIN, FleetRows, FleetValues, Readings
+from eagle_eye.simulator.load.sender import StreamSender, Tally, Waiting, drained
 
 INTERVAL_S = 1.0
 STEP_S = 2.0

@@ -13,7 +13,7 @@ from benchmarks.ingest.processes import bytes_in, look
 from benchmarks.soak.site import Site
 from eagle_eye.schema.metrics import PROMETHEUS_PREFIX
 from eagle_eye.server.history.segment_tables import BUCKET_S
-from eagle_eye.simulator.load.tally import LatencyHistogram
+from eagle_eye.simulator.load.sender import LatencyHistogram
 
 PAGE = "/api/v1/fleet"
 LAST_HOUR = b"eagle_eye_action_asked_timestamp_seconds{"

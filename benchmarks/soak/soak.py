@@ -21,8 +21,8 @@ from benchmarks.soak.world import World
 from eagle_eye.server.history.embedded_history import EmbeddedHistory
 from eagle_eye.server.history.settings import HistorySettings
 from eagle_eye.server.model.clock import SystemClock
-from eagle_eye.simulator.load.tally import LatencyHistogram
-from eagle_eye.simulator.load.target import target
+from eagle_eye.simulator.load.connection import load_target
+from eagle_eye.simulator.load.sender import LatencyHistogram
 
 STORED_EVERY_S = 10.0
 DELIVERIES_EVERY_S = 30.0
@@ -60,7 +60,7 @@ class Soak:
     async def run(self, reported: Callable[[], object]) -> None:
         """Run it; ``reported`` is called about once a second."""
         names = [f"soak-{number:06d}" for number in range(self.plan.nodes)]
-        self.agents = Agents(target(self.site.url), names, self.plan.gpus, self.plan.seed)
+        self.agents = Agents(load_target(self.site.url), names, self.plan.gpus, self.plan.seed)
         self.world = World(self.site, self.agents, self.plan, self.random)
         helpers: list[asyncio.Task[Any]] = []
         try:

@@ -18,8 +18,7 @@ from benchmarks.soak.fleet import Agents, Membership
 from benchmarks.soak.plan import Plan
 from benchmarks.soak.site import Site, until
 from eagle_eye.schema import action as schema
-from eagle_eye.simulator.load.enrolment import enrol
-from eagle_eye.simulator.load.target import target
+from eagle_eye.simulator.load.connection import enrol, load_target
 
 JOB_NODES = (4, 6, 8, 12, 16)
 SPARE_RATIO = 0.1  # of the places that no job takes
@@ -71,7 +70,7 @@ class World:
     async def begin(self) -> None:
         """All nodes are enrolled and report; the first jobs run."""
         agents = self.agents
-        agents.tokens[:] = await enrol(target(self.site.url), self.site.join, agents.names)
+        agents.tokens[:] = await enrol(load_target(self.site.url), self.site.join, agents.names)
         for at in range(len(agents)):
             await agents.start(at)
         order = list(range(len(agents)))
@@ -226,7 +225,7 @@ class World:
         await self.agents.farewell(at, "decommissioned", FAREWELL_S)
         while True:
             try:
-                (self.agents.tokens[at],) = await enrol(target(self.site.url), self.site.join, [name])
+                (self.agents.tokens[at],) = await enrol(load_target(self.site.url), self.site.join, [name])
             except OSError:
                 await asyncio.sleep(1.0)  # the server is away
             else:

@@ -11,8 +11,7 @@ import pytest
 from eagle_eye.agent.collectors.memory_checkpoint import LOOK_EVERY_S, QUIET_S, MemoryCheckpointCollector
 from eagle_eye.agent.loop.collector import Observed
 from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
-from eagle_eye.schema.frame import block
-from eagle_eye.schema.memory_standing import (
+from eagle_eye.schema.checkpoint_files import (
     PERSIST_HANGS_S,
     STANDING_BYTES_MAX,
     STANDING_FILE,
@@ -21,6 +20,7 @@ from eagle_eye.schema.memory_standing import (
     Standing,
     encode_standing,
 )
+from eagle_eye.schema.frame import block
 from eagle_eye.schema.metrics import Scope
 from tests.agent.fakes import FakeClock
 from tests.agent.nccl_fakes import FakeProc, process

@@ -12,9 +12,8 @@ from benchmarks.detection.exclusions import GROUPS, SLOW_RATIO, explained_s, fou
 from benchmarks.detection.generate import compute_ratio, work_is_equal
 from eagle_eye.server.backtest.run import VerdictLine
 from eagle_eye.server.engine.settings import DetectionSettings
-from eagle_eye.simulator.recording import Recording
 from eagle_eye.simulator.scenario import Scenario
-from eagle_eye.simulator.simulate import simulate, tell
+from eagle_eye.simulator.simulate import Recording, simulate, tell
 
 SLOW = Scenario(fault="straggler", nodes=2, gpus=2, seed=3, minutes=2.0, strength="strong", habits=False)
 

@@ -16,8 +16,7 @@ from eagle_eye.checkpoint.messages import Captured
 from eagle_eye.detectors.types import Verdict
 from eagle_eye.orchestrators.intake import resume_from
 from eagle_eye.schema.action import ActionRequest, MemberRank
-from eagle_eye.schema.memory_standing import read_standing
-from eagle_eye.schema.memory_steps import read_steps, whole_in_memory
+from eagle_eye.schema.checkpoint_files import read_standing, read_steps, whole_in_memory
 from eagle_eye.server.delivery.events import request_data
 from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.respond import Book, respond

@@ -13,7 +13,7 @@ from eagle_eye.checkpoint.held_job import HeldJob, ShardSlots
 from eagle_eye.checkpoint.messages import Agreed, Captured, CopyInfo, Skipped
 from eagle_eye.checkpoint.slots import Needed
 from eagle_eye.checkpoint.store import LOOK_EVERY_S, StandingFile, standing_of
-from eagle_eye.schema.memory_standing import (
+from eagle_eye.schema.checkpoint_files import (
     OLDER_MAX,
     SAID_EVERY_S,
     STANDING_FILE,

@@ -58,7 +58,7 @@ from eagle_eye.checkpoint.shared_memory import DoesNotFit, SlotFile, reserve
 from eagle_eye.checkpoint.status_command import lines
 from eagle_eye.checkpoint.storage import CHUNK_BYTES, Damaged, complete, partial, sums_of, write_shard
 from eagle_eye.checkpoint.store import SOCKET, ask_status, ask_verify
-from eagle_eye.schema.memory_steps import read_steps, whole_in_memory
+from eagle_eye.schema.checkpoint_files import read_steps, whole_in_memory
 from tests.checkpoint.stores import (
     JOB,
     KEY,

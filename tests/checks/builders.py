@@ -13,9 +13,8 @@ import pytest
 from hypothesis import strategies as st
 
 from eagle_eye.checks import child
-from eagle_eye.checks.check import CheckedGpu, CheckOptions, Host, Site
+from eagle_eye.checks.check import CheckedGpu, CheckOptions, Host, Site, by_the_site
 from eagle_eye.checks.child import Children, WorkerProgress
-from eagle_eye.checks.thresholds import by_the_site
 
 HEALTHY_FACTS = {
     "remap_pending": 0.0,

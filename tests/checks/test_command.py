@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from eagle_eye.agent.processes.exit_watcher import is_running
-from eagle_eye.checks.catalogue import CHECKS
-from eagle_eye.checks.lock import held
-from eagle_eye.checks.thresholds import THRESHOLDS
+from eagle_eye.checks.check import THRESHOLDS
+from eagle_eye.checks.command import host_lock
+from eagle_eye.checks.runner import CHECKS
 from tests.agent.fakes import until
 
 # The command with a host of the test's choice.
@@ -26,7 +26,7 @@ from pathlib import Path
 from eagle_eye.checks import command, gpus
 from eagle_eye.checks.check import Check, Host, passed, sick
 from tests.checks.builders import gpu, host
-command.PATH = Path(sys.argv[1])
+command.LOCK_PATH = Path(sys.argv[1])
 {more}
 from eagle_eye.cli.main import main
 sys.exit(main(["check", *sys.argv[2:]]))
@@ -88,7 +88,7 @@ def test_force_begins_nevertheless(lock: Path) -> None:
 
 
 def test_a_second_check_is_refused_and_the_host_left_in_service(lock: Path) -> None:
-    with held(lock):
+    with host_lock(lock):
         status, reported, complaint = report(lock, more=GOOD)
     assert (status, reported["verdict"]) == (1, "cannot_tell")
     assert "another check runs on this host" in complaint

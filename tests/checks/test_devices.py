@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from eagle_eye.checks import all_reduce, disk, gemm, memory
+from eagle_eye.checks import node_checks
 from eagle_eye.checks.check import Host, Result
 from eagle_eye.checks.child import Children, WorkerProgress
-from eagle_eye.checks.gemm import UnderLoad, under_load
 from eagle_eye.checks.gpus import Watching
+from eagle_eye.checks.node_checks import UnderLoad, under_load
 from tests.checks.builders import answered, answering, asked, children, gpu, host
 
 GEMM = {"wrong_rows": 0.0, "differing": 0.0, "repetitions": 90.0, "flops_per_second": 6e14}
@@ -28,7 +28,7 @@ def no_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def gemm_of(monkeypatch: pytest.MonkeyPatch, *courses: WorkerProgress, thresholds: tuple[str, ...] = ()) -> Result:
     answering(monkeypatch, children(*courses))
-    return gemm.run(asked(host(len(courses)), thresholds=thresholds))
+    return node_checks.run_gemm(asked(host(len(courses)), thresholds=thresholds))
 
 
 def test_gpus_that_compute_rightly_and_alike_pass(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +56,7 @@ def test_a_gpu_is_not_compared_with_those_of_another_model(monkeypatch: pytest.M
     answering(monkeypatch, children(answered(GEMM), answered({**GEMM, "flops_per_second": 1e14})))
     one, other = gpu(0), gpu(1)
     object.__setattr__(other, "model", "L40S")
-    assert gemm.run(asked(Host(gpus=(one, other)))).state == "passed"
+    assert node_checks.run_gemm(asked(Host(gpus=(one, other)))).state == "passed"
 
 
 def test_the_site_s_own_figure_judges(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +67,7 @@ def test_the_site_s_own_figure_judges(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_gpu_that_hangs_is_named_among_those_that_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     courses = (answered(GEMM), WorkerProgress("working", 80.0), answered(GEMM))
     answering(monkeypatch, children(*courses, status=None))
-    found = gemm.run(asked(host(3)))
+    found = node_checks.run_gemm(asked(host(3)))
     assert (found.state, found.reason) == ("sick", "gpu 1: did not finish: nothing for 20 s while working")
     assert {figure.device for figure in found.values} == {"gpu 0", "gpu 2"}
 
@@ -89,11 +89,12 @@ def test_one_gpu_without_an_answer_keeps_the_others_from_passing(monkeypatch: py
 )
 def test_gpus_that_cannot_be_given_work_are_not_replaced_by_the_cpu(monkeypatch: pytest.MonkeyPatch, on: Host) -> None:
     answering(monkeypatch, children(answered(GEMM)))
-    assert [check.run(asked(on)).state for check in (gemm, memory, all_reduce)] == ["could_not_check"] * 3
+    each = (node_checks.run_gemm, node_checks.run_memory, node_checks.run_all_reduce)
+    assert [run(asked(on)).state for run in each] == ["could_not_check"] * 3
 
 
 def test_a_torch_python_that_is_not_there_is_said() -> None:
-    found = gemm.run(asked())
+    found = node_checks.run_gemm(asked())
     assert found.state == "could_not_check"
     assert "/no/python" in found.reason
 
@@ -136,13 +137,13 @@ def test_the_power_cap_is_no_brake() -> None:
 
 def test_memory_that_gives_back_something_else_is_sick(monkeypatch: pytest.MonkeyPatch) -> None:
     answering(monkeypatch, children(answered(MEMORY), answered({**MEMORY, "wrong_words": 2.0})))
-    found = memory.run(asked(host(2)))
+    found = node_checks.run_memory(asked(host(2)))
     assert (found.state, found.reason) == ("sick", "gpu 1: 2 words came back wrong of 74.5 GiB")
 
 
 def test_a_sum_that_is_wrong_on_one_rank_is_sick(monkeypatch: pytest.MonkeyPatch) -> None:
     answering(monkeypatch, children(answered(SUMS), answered({**SUMS, "wrong": 5.0})))
-    assert all_reduce.run(asked(host(2))).reason == "gpu 1: 5 numbers of a sum are wrong"
+    assert node_checks.run_all_reduce(asked(host(2))).reason == "gpu 1: 5 numbers of a sum are wrong"
 
 
 @pytest.mark.parametrize(
@@ -152,7 +153,7 @@ def test_a_disk_that_forgets_or_takes_seconds_is_sick(
     monkeypatch: pytest.MonkeyPatch, changed: dict[str, float], state: str
 ) -> None:
     answering(monkeypatch, children(answered({**DISK, **changed})))
-    assert disk.run(asked()).state == state
+    assert node_checks.run_disk(asked()).state == state
 
 
 def test_a_disk_that_answers_with_an_io_error_is_sick(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,4 +163,4 @@ def test_a_disk_that_answers_with_an_io_error_is_sick(monkeypatch: pytest.Monkey
         ended_s=2.0,
     )
     answering(monkeypatch, broken)
-    assert disk.run(asked()).state == "sick"
+    assert node_checks.run_disk(asked()).state == "sick"

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle_eye.agent.nvml.simulation import compiled
-from eagle_eye.checks import child, gpu_facts, gpus
+from eagle_eye.checks import child, gpus, node_checks
 from eagle_eye.checks.check import Host
 from eagle_eye.checks.child import Children
 from tests.agent.simulated_gpus import needs_compiler
@@ -84,22 +84,28 @@ def test_any_look_is_read_without_an_error(answer: dict[str, Any]) -> None:
     ],
 )
 def test_what_the_driver_wants_repaired_is_sick(facts: dict[str, float], said: str) -> None:
-    found = gpu_facts.judge(Host(gpus=(gpu(0), gpu(1, facts))), 2)
+    found = node_checks.judge_gpu_facts(Host(gpus=(gpu(0), gpu(1, facts))), 2)
     assert (found.state, found.reason.startswith(said)) == ("sick", True)
 
 
 def test_gpus_that_are_lost_or_missing_are_sick() -> None:
-    assert gpu_facts.judge(Host(gpus=(gpu(0),), lost=("gpu 1: GPU is lost",)), 2).reason == "gpu 1: GPU is lost"
-    assert gpu_facts.judge(host(7), 8).reason == "NVML shows 7 of 8 GPUs"
-    assert gpu_facts.judge(host(8), 8).state == "passed"
+    assert (
+        node_checks.judge_gpu_facts(Host(gpus=(gpu(0),), lost=("gpu 1: GPU is lost",)), 2).reason
+        == "gpu 1: GPU is lost"
+    )
+    assert node_checks.judge_gpu_facts(host(7), 8).reason == "NVML shows 7 of 8 GPUs"
+    assert node_checks.judge_gpu_facts(host(8), 8).state == "passed"
 
 
 def test_gpus_that_cannot_be_seen_are_not_healthy() -> None:
-    assert gpu_facts.judge(Host(gpu_problem="NVML does not answer"), 0).state == "could_not_check"
-    assert gpu_facts.judge(Host(gpus=(gpu(0),), gpu_problem="gpu 1: no answer"), 2).state == "sick"
-    assert gpu_facts.judge(Host(gpus=(gpu(0),), gpu_problem="gpu 1: no answer"), 0).reason == "gpu 1: no answer"
-    assert gpu_facts.judge(Host(), 0).reason == "NVML shows no GPU any more"
-    assert gpu_facts.judge(Host(gpus=(gpu(0),), simulated=True), 0).state == "could_not_check"
+    assert node_checks.judge_gpu_facts(Host(gpu_problem="NVML does not answer"), 0).state == "could_not_check"
+    assert node_checks.judge_gpu_facts(Host(gpus=(gpu(0),), gpu_problem="gpu 1: no answer"), 2).state == "sick"
+    assert (
+        node_checks.judge_gpu_facts(Host(gpus=(gpu(0),), gpu_problem="gpu 1: no answer"), 0).reason
+        == "gpu 1: no answer"
+    )
+    assert node_checks.judge_gpu_facts(Host(), 0).reason == "NVML shows no GPU any more"
+    assert node_checks.judge_gpu_facts(Host(gpus=(gpu(0),), simulated=True), 0).state == "could_not_check"
 
 
 def test_looks_go_on_from_entering_to_leaving(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,23 +8,25 @@ import pytest
 
 from eagle_eye.agent.collectors.clock_offset import ClockOffsetCollector
 from eagle_eye.agent.loop.collector import CollectFailed, Observed
-from eagle_eye.checks import clock, runner
-from eagle_eye.checks.catalogue import CHECKS
+from eagle_eye.checks import node_checks, runner
 from eagle_eye.checks.check import (
+    EXIT_CODES,
+    BadThreshold,
     Check,
     CheckOptions,
     CheckResult,
     Host,
     Result,
+    against_peers,
+    by_the_site,
     could_not_check,
+    host_verdict,
     not_here,
     passed,
     sick,
 )
-from eagle_eye.checks.lock import LockTaken, held
-from eagle_eye.checks.report import reason
-from eagle_eye.checks.thresholds import BadThreshold, against_peers, by_the_site
-from eagle_eye.checks.verdict import EXIT_CODES, judge
+from eagle_eye.checks.command import LockTaken, host_lock, verdict_reason
+from eagle_eye.checks.runner import CHECKS
 from tests.checks.builders import asked, host
 
 CLOCK_S = [0.0]
@@ -105,7 +107,9 @@ def test_a_check_knows_which_have_passed_before_it() -> None:
 
 
 def verdict(*results: Result) -> str:
-    return judge([outcome for n, result in enumerate(results) for outcome in ran(check(str(n), result, takes_s=0.0))])
+    return host_verdict(
+        [outcome for n, result in enumerate(results) for outcome in ran(check(str(n), result, takes_s=0.0))]
+    )
 
 
 def test_one_sick_check_makes_the_host_sick() -> None:
@@ -124,11 +128,11 @@ def test_the_verdicts_reason_names_what_stands_open_or_against_the_host() -> Non
         return CheckResult(name=name, state=result.state, reason="", duration_s=1.0, expected=result.expected)
 
     open_ones = [outcome("a", passed("")), outcome("b", could_not_check("")), outcome("c", not_here(""))]
-    assert reason("cannot_tell", open_ones, "") == "could not check b"
-    assert reason("cannot_tell", open_ones[2:], "") == "nothing could be checked"
-    assert reason("cannot_tell", open_ones, "another check runs") == "another check runs"
-    assert reason("healthy", [open_ones[0], open_ones[2]], "") == "nothing stands against this host (a)"
-    assert reason("sick", [*open_ones, outcome("d", sick(""))], "") == "d"
+    assert verdict_reason("cannot_tell", open_ones, "") == "could not check b"
+    assert verdict_reason("cannot_tell", open_ones[2:], "") == "nothing could be checked"
+    assert verdict_reason("cannot_tell", open_ones, "another check runs") == "another check runs"
+    assert verdict_reason("healthy", [open_ones[0], open_ones[2]], "") == "nothing stands against this host (a)"
+    assert verdict_reason("sick", [*open_ones, outcome("d", sick(""))], "") == "d"
 
 
 def test_only_a_sick_host_ends_with_what_nothing_that_fails_by_itself_ends_with() -> None:
@@ -166,13 +170,17 @@ class Reported(ClockOffsetCollector):
     ("offset_s", "state"), [(0.01, "passed"), (-2.5, "sick"), (2.5, "sick"), (None, "could_not_check")]
 )
 def test_a_clock_is_sick_when_it_is_wrong_and_unknown_when_nobody_keeps_it(offset_s: float | None, state: str) -> None:
-    assert clock.judge(Reported(offset_s), asked()).state == state
+    assert node_checks.judge_clock(Reported(offset_s), asked()).state == state
 
 
 def test_a_second_check_at_a_time_is_refused(tmp_path: Path) -> None:
-    with held(tmp_path / "lock"), pytest.raises(LockTaken, match="another check runs"), held(tmp_path / "lock"):
+    with (
+        host_lock(tmp_path / "lock"),
+        pytest.raises(LockTaken, match="another check runs"),
+        host_lock(tmp_path / "lock"),
+    ):
         pass
-    with held(tmp_path / "lock"):
+    with host_lock(tmp_path / "lock"):
         pass
 
 
@@ -180,7 +188,7 @@ def test_the_lock_is_no_link_and_no_pipe(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     os.mkfifo(tmp_path / "pipe")
     for name in ("link", "pipe"):
-        with pytest.raises(LockTaken), held(tmp_path / name):
+        with pytest.raises(LockTaken), host_lock(tmp_path / name):
             pass
     assert not (tmp_path / "elsewhere").exists()
 

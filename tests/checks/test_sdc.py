@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from eagle_eye.checks import command, corruption, runner, sdc_all_reduce, sdc_gemm
-from eagle_eye.checks.catalogue import CHECKS, SDC
+from eagle_eye.checks import command, corruption, runner
 from eagle_eye.checks.check import CheckResult
 from eagle_eye.checks.child import Children
-from eagle_eye.checks.report import reason
-from eagle_eye.checks.work import sdc_gemm as work
+from eagle_eye.checks.command import verdict_reason
+from eagle_eye.checks.runner import CHECKS, SDC
+from eagle_eye.checks.work import in_torch as work
 from eagle_eye.checks.work.lines import FINDINGS_MAX, WorkerOutput
 from eagle_eye.server.engine import ledger
 from tests.checks.builders import answered, answering, asked, gpu, host
@@ -65,12 +65,12 @@ def searched(on: Any) -> tuple[dict[str, float], list[dict[str, Any]]]:
 
 def test_a_sound_device_computes_as_is_known() -> None:
     values, found = searched(torch)
-    assert (values["operations"], values["wrong"], found) == (len(SMALL) * work.REPETITIONS, 0, [])
+    assert (values["operations"], values["wrong"], found) == (len(SMALL) * work.SDC_REPETITIONS, 0, [])
 
 
 def test_a_wrong_number_is_told_with_its_place_what_was_expected_and_what_came() -> None:
     values, found = searched(Corrupting(0, 47.0))
-    assert values["wrong"] == len(SMALL) * work.REPETITIONS
+    assert values["wrong"] == len(SMALL) * work.SDC_REPETITIONS
     known = work._known(torch, CPU, SMALL[0])
     assert found[0] == {
         "operation": "float32 64x128x64",
@@ -87,7 +87,7 @@ def test_a_product_that_is_wrong_from_the_first_time_on_is_no_truth() -> None:
 
 
 def test_one_wrong_repetition_late_in_the_search_is_found() -> None:
-    assert searched(Corrupting(len(SMALL) * work.REPETITIONS - 1))[0]["wrong"] == 1
+    assert searched(Corrupting(len(SMALL) * work.SDC_REPETITIONS - 1))[0]["wrong"] == 1
 
 
 def test_a_number_that_is_none_is_wrong() -> None:
@@ -138,13 +138,13 @@ def test_every_sum_and_every_part_of_it_is_exact_in_its_type(product: work.Produ
 
 def test_nothing_found_says_for_how_long_and_how_much_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     answering(monkeypatch, Children(courses=(answered(FINE), answered(FINE)), status=0, ended_s=100.0))
-    found = sdc_gemm.run(asked(host(2)))
+    found = corruption.run_gemm(asked(host(2)))
     assert (found.state, found.reason) == ("passed", "nothing found in 45 s, 8000 products on 2 GPUs")
     outcome = CheckResult(name="sdc_gemm", state="passed", reason=found.reason, duration_s=1.0, expected=True)
-    assert reason("healthy", [outcome], "") == f"{found.reason}; beyond that it says nothing"
+    assert verdict_reason("healthy", [outcome], "") == f"{found.reason}; beyond that it says nothing"
 
 
-@pytest.mark.parametrize("check", [sdc_gemm, sdc_all_reduce])
+@pytest.mark.parametrize("check", [corruption.SDC_GEMM, corruption.SDC_ALL_REDUCE])
 def test_a_gpu_with_wrong_numbers_is_named_by_its_uuid(monkeypatch: pytest.MonkeyPatch, check: Any) -> None:
     lines = ({"worker": 1, "at_s": 1.0, "finding": FOUND},)
     courses = (answered(FINE), answered({**FINE, "wrong": 3.0}))
@@ -172,7 +172,9 @@ def test_what_a_child_tells_of_wrong_numbers_is_not_trusted() -> None:
 def test_gpus_that_cannot_be_given_work_are_not_replaced_by_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     answering(monkeypatch, Children(courses=(answered(FINE),), status=0, ended_s=1.0))
     divided = host(0).__class__(gpus=(gpu(0, instances=7),))
-    assert [check.run(asked(divided)).state for check in (sdc_gemm, sdc_all_reduce)] == ["could_not_check"] * 2
+    assert [check.run(asked(divided)).state for check in (corruption.SDC_GEMM, corruption.SDC_ALL_REDUCE)] == [
+        "could_not_check"
+    ] * 2
 
 
 def test_it_is_looked_for_only_when_that_is_asked_for() -> None:
@@ -185,10 +187,10 @@ def test_the_second_half_has_its_time_when_the_first_took_half_a_minute_to_start
     seconds: float, starts_s: float
 ) -> None:
     site = replace(asked().site, sdc_s=seconds)
-    left_s = seconds + starts_s - sdc_gemm.SHARE * seconds - 30.0
-    check = sdc_all_reduce.CHECK
+    left_s = seconds + starts_s - corruption.GEMM_SHARE * seconds - 30.0
+    check = corruption.SDC_ALL_REDUCE
     assert left_s >= runner.BEGIN_RATIO * (check.limit_s + check.longer_s(site))
-    assert left_s >= (1.0 - sdc_gemm.SHARE) * seconds + 30.0
+    assert left_s >= (1.0 - corruption.GEMM_SHARE) * seconds + 30.0
 
 
 @pytest.mark.slow

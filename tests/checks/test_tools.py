@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.checks import dcgm, ib_write_bw, nccl_tests
-from eagle_eye.checks.check import NO_GPU, ONE_GPU, Host, Result
-from eagle_eye.checks.thresholds import THRESHOLDS
+from eagle_eye.checks import tools
+from eagle_eye.checks.check import NO_GPU, ONE_GPU, THRESHOLDS, Host, Result
 from tests.checks.builders import asked, gpu, host, output_with, tool
 
 BUS = THRESHOLDS["nccl_tests.bus_bytes_per_second"]
@@ -47,7 +46,7 @@ SKIP = {"status": "Skip"}
 
 
 def judged(text: str, status: int = 0) -> Result:
-    return dcgm.judge(dcgm.parse(text.encode()), status, "")
+    return tools.judge_dcgm(tools.parse_dcgm(text.encode()), status, "")
 
 
 @pytest.mark.parametrize("outer", ["DCGM Diagnostic", "DCGM GPU Diagnostic"])
@@ -95,15 +94,15 @@ def test_a_tool_that_fails_although_all_tests_passed_is_not_believed() -> None:
 
 @given(output_with("DCGM Diagnostic", "test_categories", "tests", "results", "status", "warnings"))
 def test_any_report_is_read_without_an_error(output: bytes) -> None:
-    assert dcgm.judge(dcgm.parse(output), 0, "").state in ("passed", "sick", "could_not_check")
+    assert tools.judge_dcgm(tools.parse_dcgm(output), 0, "").state in ("passed", "sick", "could_not_check")
 
 
 def test_dcgmi_is_run_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool(
         tmp_path, "dcgmi", f"test \"$*\" = 'diag -r 1 -j' && echo 'log line' && echo '{diagnostics(PASS)}'", monkeypatch
     )
-    assert dcgm.absent(asked(host(1))) == ""
-    assert dcgm.run(asked(host(1))).state == "passed"
+    assert tools.dcgm_absent(asked(host(1))) == ""
+    assert tools.run_dcgm(asked(host(1))).state == "passed"
 
 
 @pytest.mark.parametrize("script", ["sleep 100", "exec yes '{'", "exit 1", "kill -9 $$", "head -c 100000 /dev/urandom"])
@@ -113,16 +112,16 @@ def test_a_tool_that_hangs_chatters_or_dies_is_neither_healthy_nor_sick(
     for name in ("dcgmi", "all_reduce_perf"):
         tool(tmp_path, name, script, monkeypatch)
     begin_s = time.monotonic()
-    assert dcgm.run(asked(host(2), within_s=1.0)).state == "could_not_check"
-    assert nccl_tests.run(asked(host(2), within_s=1.0)).state == "could_not_check"
+    assert tools.run_dcgm(asked(host(2), within_s=1.0)).state == "could_not_check"
+    assert tools.run_nccl_tests(asked(host(2), within_s=1.0)).state == "could_not_check"
     assert time.monotonic() - begin_s < 15.0
 
 
 def test_a_tool_that_is_not_installed_is_not_expected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert dcgm.absent(asked(host(2))) == "dcgmi is not installed"
-    assert "is not installed" in nccl_tests.absent(asked(host(2)))
-    assert "is not installed" in ib_write_bw.absent(asked(Host(rdma_devices=("mlx5_0",))))
+    assert tools.dcgm_absent(asked(host(2))) == "dcgmi is not installed"
+    assert "is not installed" in tools.nccl_tests_absent(asked(host(2)))
+    assert "is not installed" in tools.ib_write_bw_absent(asked(Host(rdma_devices=("mlx5_0",))))
 
 
 def test_a_tool_that_is_installed_is_asked_only_where_there_is_something_to_ask(
@@ -130,37 +129,37 @@ def test_a_tool_that_is_installed_is_asked_only_where_there_is_something_to_ask(
 ) -> None:
     for name in ("dcgmi", "all_reduce_perf", "ib_write_bw"):
         tool(tmp_path, name, "exit 0", monkeypatch)
-    assert [dcgm.absent(asked(host(gpus))) for gpus in (0, 1)] == [NO_GPU, ""]
-    assert [nccl_tests.absent(asked(host(gpus))) for gpus in (0, 1, 2)] == [NO_GPU, ONE_GPU, ""]
-    assert ib_write_bw.absent(asked(host(2))) == "this host has no RDMA device"
-    assert ib_write_bw.absent(asked(Host(rdma_devices=("mlx5_0",)))) == ""
+    assert [tools.dcgm_absent(asked(host(gpus))) for gpus in (0, 1)] == [NO_GPU, ""]
+    assert [tools.nccl_tests_absent(asked(host(gpus))) for gpus in (0, 1, 2)] == [NO_GPU, ONE_GPU, ""]
+    assert tools.ib_write_bw_absent(asked(host(2))) == "this host has no RDMA device"
+    assert tools.ib_write_bw_absent(asked(Host(rdma_devices=("mlx5_0",)))) == ""
 
 
 def test_sums_that_are_right_pass_with_their_bandwidth() -> None:
-    found = nccl_tests.judge(SUMS.encode(), 0, "", BUS)
+    found = tools.judge_nccl_tests(SUMS.encode(), 0, "", BUS)
     assert (found.state, found.values[1].value) == ("passed", 376.55e9)
 
 
 def test_sums_that_are_wrong_are_sick() -> None:
     wrong = SUMS.replace(": 0 OK", ": 12 FAILED").encode()
-    assert nccl_tests.judge(wrong, 1, "", BUS).reason == "12 values of the sums are wrong"
+    assert tools.judge_nccl_tests(wrong, 1, "", BUS).reason == "12 values of the sums are wrong"
 
 
 def test_sums_below_the_site_s_bandwidth_are_sick() -> None:
     site = asked(thresholds=("nccl_tests.bus_bytes_per_second=4e11",)).site
-    assert nccl_tests.judge(SUMS.encode(), 0, "", site.thresholds[BUS.name]).state == "sick"
+    assert tools.judge_nccl_tests(SUMS.encode(), 0, "", site.thresholds[BUS.name]).state == "sick"
 
 
 @pytest.mark.parametrize(
     ("output", "status"), [(SUMS[:150], 0), ("", 0), (SUMS, 3), (SUMS.replace("376.55", "nan"), 0)]
 )
 def test_sums_of_which_the_end_is_missing_are_not_judged(output: str, status: int) -> None:
-    assert nccl_tests.judge(output.encode(), status, "NCCL failure", BUS).state == "could_not_check"
+    assert tools.judge_nccl_tests(output.encode(), status, "NCCL failure", BUS).state == "could_not_check"
 
 
 @given(st.binary(max_size=300))
 def test_any_output_of_nccl_tests_is_read_without_an_error(output: bytes) -> None:
-    assert nccl_tests.judge(output, 0, "", BUS).state == "could_not_check"
+    assert tools.judge_nccl_tests(output, 0, "", BUS).state == "could_not_check"
 
 
 def test_all_reduce_perf_is_run_on_all_gpus_with_nccl_s_variables(
@@ -168,9 +167,9 @@ def test_all_reduce_perf_is_run_on_all_gpus_with_nccl_s_variables(
 ) -> None:
     path = tool(tmp_path, "all_reduce_perf", f"test $1$2$NCCL_ALGO = -g4Ring && cat <<.\n{SUMS}.", monkeypatch)
     monkeypatch.setenv("NCCL_ALGO", "Ring")
-    assert nccl_tests.run(asked(host(4))).state == "passed"
+    assert tools.run_nccl_tests(asked(host(4))).state == "passed"
     path.unlink()
-    assert nccl_tests.run(asked(host(4))).state == "could_not_check"
+    assert tools.run_nccl_tests(asked(host(4))).state == "could_not_check"
 
 
 @pytest.mark.parametrize(
@@ -186,30 +185,30 @@ def test_all_reduce_perf_is_run_on_all_gpus_with_nccl_s_variables(
     ],
 )
 def test_the_bandwidth_is_read_in_every_unit(text: str, expected: float | None) -> None:
-    assert ib_write_bw.parse(text.encode()) == (None if expected is None else pytest.approx(expected))
+    assert tools.parse_ib_write_bw(text.encode()) == (None if expected is None else pytest.approx(expected))
 
 
 @given(st.binary(max_size=300) | st.text().map(lambda text: (WRITE_BW[:250] + text).encode()))
 def test_any_output_of_perftest_is_read_without_an_error(output: bytes) -> None:
-    assert ib_write_bw.parse(output) is None or b"BW average" in output
+    assert tools.parse_ib_write_bw(output) is None or b"BW average" in output
 
 
 def test_a_device_far_slower_than_those_of_its_rate_is_sick() -> None:
     rates = {"mlx5_0": "400 Gb/sec", "mlx5_1": "400 Gb/sec", "mlx5_2": "400 Gb/sec", "mlx5_3": "25 Gb/sec"}
     speeds = {"mlx5_0": 4.9e10, "mlx5_1": 4.8e10, "mlx5_2": 1e10, "mlx5_3": 3e9}
-    found = ib_write_bw.judge(speeds, rates, [], THRESHOLDS)
+    found = tools.judge_ib_write_bw(speeds, rates, [], THRESHOLDS)
     assert (found.state, found.reason.startswith("mlx5_2: throughput_ratio")) == ("sick", True)
 
 
 def test_a_device_that_gave_no_figure_keeps_the_others_from_passing() -> None:
-    assert ib_write_bw.judge({"a": 1e10}, {"a": "1"}, ["b: no answer"], THRESHOLDS).state == "could_not_check"
+    assert tools.judge_ib_write_bw({"a": 1e10}, {"a": "1"}, ["b: no answer"], THRESHOLDS).state == "could_not_check"
 
 
 def test_each_active_device_writes_to_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = f'for last; do :; done; if [ "$last" = 127.0.0.1 ]; then cat <<.\n{WRITE_BW}.\nelse exec sleep 1; fi'
     tool(tmp_path, "ib_write_bw", script, monkeypatch)
-    monkeypatch.setattr(ib_write_bw, "active_rate", lambda name: "400 Gb/sec" if name != "mlx5_9" else "")
-    found = ib_write_bw.run(asked(Host(gpus=(gpu(0),), rdma_devices=("mlx5_0", "mlx5_1", "mlx5_9"))))
+    monkeypatch.setattr(tools, "active_rate", lambda name: "400 Gb/sec" if name != "mlx5_9" else "")
+    found = tools.run_ib_write_bw(asked(Host(gpus=(gpu(0),), rdma_devices=("mlx5_0", "mlx5_1", "mlx5_9"))))
     assert (found.state, found.reason) == ("passed", "2 devices, 391 Gb/s or more to themselves")
     for server in threading.enumerate():
         if server.name == "ib-server":  # the real one ends with its client
@@ -222,5 +221,5 @@ def test_only_active_ports_have_a_rate(tmp_path: Path) -> None:
         port.mkdir(parents=True)
         (port / "state").write_text(state + "\n")
         (port / "rate").write_text("400 Gb/sec (4X NDR)\n")
-    rates = [ib_write_bw.active_rate(name, tmp_path) for name in ("mlx5_0", "mlx5_1", "mlx5_2")]
+    rates = [tools.active_rate(name, tmp_path) for name in ("mlx5_0", "mlx5_1", "mlx5_2")]
     assert rates == ["400 Gb/sec (4X NDR)", "", ""]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from eagle_eye.checks.work import gemm, memory, on_disk
+from eagle_eye.checks.work import in_torch, on_disk
 from eagle_eye.checks.work.lines import WorkerOutput
 from eagle_eye.checks.work.on_disk import Mount, mount
 
@@ -44,48 +44,48 @@ class Faulty:
 
 
 def test_products_on_a_sound_device_are_as_known_and_alike(line: WorkerOutput) -> None:
-    found = gemm.gemm(torch, CPU, AT_ONCE, 0, line)
+    found = in_torch.gemm(torch, CPU, AT_ONCE, 0, line)
     assert (found["wrong_rows"], found["differing"], found["repetitions"]) == (0, 0, 1)
     assert found["flops_per_second"] > 1e6
 
 
 def test_one_wrong_number_in_the_first_product_is_found(line: WorkerOutput) -> None:
-    assert gemm.gemm(Faulty(0), CPU, AT_ONCE, 0, line)["wrong_rows"] == 1
+    assert in_torch.gemm(Faulty(0), CPU, AT_ONCE, 0, line)["wrong_rows"] == 1
 
 
 def test_one_wrong_number_in_a_repetition_is_found(line: WorkerOutput) -> None:
-    assert gemm.gemm(Faulty(1), CPU, AT_ONCE, 0, line)["differing"] == 1
+    assert in_torch.gemm(Faulty(1), CPU, AT_ONCE, 0, line)["differing"] == 1
 
 
 def test_products_known_exactly_fit_the_numbers_that_hold_them() -> None:
-    assert float(torch.tensor(gemm.INNER, dtype=torch.float16)) == gemm.INNER
-    assert float(torch.tensor(gemm.INNER - 1, dtype=torch.float16)) == gemm.INNER - 1
+    assert float(torch.tensor(in_torch.INNER, dtype=torch.float16)) == in_torch.INNER
+    assert float(torch.tensor(in_torch.INNER - 1, dtype=torch.float16)) == in_torch.INNER - 1
 
 
 @pytest.fixture
 def little(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "CPU_CHUNK_BYTES", 1 << 16)
-    monkeypatch.setattr(memory, "CPU_BYTES_MAX", 1 << 18)
+    monkeypatch.setattr(in_torch, "CPU_CHUNK_BYTES", 1 << 16)
+    monkeypatch.setattr(in_torch, "CPU_BYTES_MAX", 1 << 18)
 
 
 @pytest.mark.usefixtures("little")
 def test_memory_that_keeps_what_it_is_given_has_no_wrong_words(line: WorkerOutput) -> None:
-    found = memory.memory(torch, CPU, AT_ONCE, 0, line)
+    found = in_torch.memory(torch, CPU, AT_ONCE, 0, line)
     assert (found["bytes"], found["passes"], found["wrong_words"]) == (1 << 18, 1, 0)
 
 
-@pytest.mark.parametrize("pattern", [*memory.PATTERNS, None])
+@pytest.mark.parametrize("pattern", [*in_torch.PATTERNS, None])
 def test_one_wrong_word_is_found_with_every_pattern(pattern: int | None) -> None:
     chunk = torch.empty(64, dtype=torch.int64)
-    memory._write(torch, chunk, pattern, 3)
-    assert memory._wrong(torch, chunk, pattern, 3) == 0
+    in_torch._write_pattern(torch, chunk, pattern, 3)
+    assert in_torch._wrong_words(torch, chunk, pattern, 3) == 0
     chunk[5] ^= 1 << 40
-    assert memory._wrong(torch, chunk, pattern, 3) == 1
+    assert in_torch._wrong_words(torch, chunk, pattern, 3) == 1
 
 
 def test_patterns_cover_both_states_of_every_bit() -> None:
-    assert {bit for pattern in memory.PATTERNS for bit in range(64) if pattern >> bit & 1} == set(range(64))
-    assert {bit for pattern in memory.PATTERNS for bit in range(64) if not pattern >> bit & 1} == set(range(64))
+    assert {bit for pattern in in_torch.PATTERNS for bit in range(64) if pattern >> bit & 1} == set(range(64))
+    assert {bit for pattern in in_torch.PATTERNS for bit in range(64) if not pattern >> bit & 1} == set(range(64))
 
 
 def disk_says(folder: Path, size: int = 2 << 20) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from eagle_eye.cli.client import connect
+from eagle_eye.cli.operator import connect
 
 
 class Standby(BaseHTTPRequestHandler):

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from eagle_eye.cli.incidents import INCIDENTS
 from eagle_eye.cli.main import main
-from eagle_eye.cli.operator import DELIVERIES
+from eagle_eye.cli.operator import DELIVERIES, INCIDENTS
 from eagle_eye.cli.tables import Column, print_table
 from eagle_eye.server.model.records import Node
 from eagle_eye.server.security.auth import mint

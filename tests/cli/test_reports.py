@@ -18,11 +18,9 @@ from xml.etree import ElementTree as ET
 import pyarrow.parquet as pq
 import pytest
 
+from eagle_eye.cli import html_reports, reports
 from eagle_eye.cli.main import main
-from eagle_eye.cli.reports import incident as incident_report
-from eagle_eye.cli.reports import numbers
-from eagle_eye.cli.reports.incident import IncidentReport, Mark, gather
-from eagle_eye.cli.reports.redaction import redacted
+from eagle_eye.cli.reports import IncidentReport, Mark, gather_incident, redacted
 from eagle_eye.client import Client
 from eagle_eye.schema.labels import throttled_by
 from tests.server.builders import NOW, FakeClock, Running
@@ -30,8 +28,6 @@ from tests.server.slow_node import ONSET_S, slow_node_server
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install 'eagle-eye[reports]'")
 pytest.importorskip("jinja2", reason="jinja2 is not installed: pip install 'eagle-eye[reports]'")
-
-from eagle_eye.cli.reports import figures, html
 
 
 @pytest.fixture(scope="module")
@@ -42,11 +38,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 @pytest.fixture(scope="module")
 def report(server: Running) -> IncidentReport:
-    return gather(Client(server.url), "inc_1")
+    return gather_incident(Client(server.url), "inc_1")
 
 
 def page(report: IncidentReport, *, redacted: bool = False) -> str:
-    return html.incident_page(report, html.ReportOrigin("2026-01-01T00:00:00+00:00", "1", redacted))
+    return html_reports.incident_page(report, html_reports.ReportOrigin("2026-01-01T00:00:00+00:00", "1", redacted))
 
 
 class Elements(HTMLParser):
@@ -103,12 +99,12 @@ def test_throttle_bits_are_named(report: IncidentReport) -> None:
 
 
 def test_a_picture_is_an_svg_with_the_accused_peers_threshold_and_moments(report: IncidentReport) -> None:
-    drawn = figures.svg(report.charts[0], report.marks)
+    drawn = html_reports.svg(report.charts[0], report.marks)
     texts = [element.text for element in ET.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")]
     said = " ".join(filter(None, texts))
     for part in ("n1 device 0", "peers: median, range", "threshold 1.5 s", "onset", "verdict", "exclude node"):
         assert part in said
-    assert figures.INK not in drawn  # light or dark, as the page is
+    assert html_reports.INK not in drawn  # light or dark, as the page is
 
 
 def test_the_same_incident_makes_the_same_file(report: IncidentReport) -> None:
@@ -119,14 +115,14 @@ def test_a_picture_of_which_nothing_was_observed_is_drawn_empty_and_said(report:
     columns = report.charts[0]["columns"]
     nothing = {name: [None] * len(values) for name, values in columns.items() if name not in ("time", "peers_seen")}
     empty = {**report.charts[0], "columns": {**columns, **nothing}, "threshold": None}
-    assert "<svg" in figures.svg(empty, ())
+    assert "<svg" in html_reports.svg(empty, ())
     assert "nothing was observed of n1 device 0" in " ".join(report._replace(charts=(empty,)).unknown)
 
 
 def test_values_that_are_not_finite_are_left_out_of_the_line(report: IncidentReport) -> None:
     columns = report.charts[0]["columns"]
     infinite = {**columns, "accused": ["+Inf"] * len(columns["time"])}
-    assert "<svg" in figures.svg({**report.charts[0], "columns": infinite}, ())
+    assert "<svg" in html_reports.svg({**report.charts[0], "columns": infinite}, ())
 
 
 def test_silence_of_the_accused_is_among_what_could_not_be_told(report: IncidentReport) -> None:
@@ -157,7 +153,7 @@ def test_training_goes_on_with_the_first_training_after_the_first_executed_actio
             asked.append(query)
             return course
 
-    again_s = incident_report._trains_again_s(Answers(), {**report.dossier, "actions": [action]})  # type: ignore[arg-type]
+    again_s = reports._trains_again_s(Answers(), {**report.dossier, "actions": [action]})  # type: ignore[arg-type]
     assert again_s == NOW + 9
     assert asked[0]["since"] == NOW + 2
     assert "when training went on is not known" not in report._replace(trains_again_s=again_s).unknown
@@ -170,8 +166,8 @@ def moment(at_s: float) -> str:
 
 
 def test_csv_has_a_row_for_each_value_and_none_for_nothing(report: IncidentReport) -> None:
-    found = list(csv.DictReader(io.StringIO(numbers.as_csv(report).decode())))
-    assert len(found) == sum(len(chart["columns"]["time"]) * len(numbers.SERIES) for chart in report.charts)
+    found = list(csv.DictReader(io.StringIO(reports.as_csv(report).decode())))
+    assert len(found) == sum(len(chart["columns"]["time"]) * len(reports.SERIES) for chart in report.charts)
     accused = [row for row in found if (row["metric"], row["series"]) == ("train_compute_seconds", "accused")]
     assert {row["value"] for row in accused} >= {"1.0", "2.0", ""}  # the silence of three seconds is no number
     assert accused[0]["time"].endswith("+00:00")
@@ -179,14 +175,14 @@ def test_csv_has_a_row_for_each_value_and_none_for_nothing(report: IncidentRepor
 
 def test_a_name_that_a_spreadsheet_would_compute_is_made_text(report: IncidentReport) -> None:
     charts = ({**report.charts[0], "name": "=HYPERLINK(1)"},)
-    assert b",'=HYPERLINK(1)," in numbers.as_csv(report._replace(charts=charts))
+    assert b",'=HYPERLINK(1)," in reports.as_csv(report._replace(charts=charts))
 
 
 def test_parquet_has_the_same_numbers_with_types(report: IncidentReport) -> None:
-    table = pq.read_table(io.BytesIO(numbers.as_parquet(report)))
+    table = pq.read_table(io.BytesIO(reports.as_parquet(report)))
     assert str(table.schema.field("time").type) == "timestamp[us, tz=UTC]"
     values = table["value"].to_pylist()
-    assert len(values) == len(list(numbers.rows(report)))
+    assert len(values) == len(list(reports.chart_rows(report)))
     assert None in values
     assert not any(value is not None and math.isnan(value) for value in values)
 

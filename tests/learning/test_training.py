@@ -10,10 +10,23 @@ import torch
 
 from eagle_eye.detectors.learned.model_anomaly import Learned
 from eagle_eye.detectors.signs.learned_model import LearnedModel, forward, isolation
-from eagle_eye.learning import autoencoder, covariance, forest
-from eagle_eye.learning.calibration import TooShort, independence, lasting, peaks, poisson_at_most, tail
+from eagle_eye.learning import learners
 from eagle_eye.learning.features import HealthyHistory, NoHistory, candidates, observed, shape_for
-from eagle_eye.learning.model import CHECK, HealthyCheck, check, make, no_worse, parts, scaling
+from eagle_eye.learning.model import (
+    CHECK,
+    HealthyCheck,
+    TooShort,
+    check,
+    independence,
+    lasting,
+    make,
+    no_worse,
+    parts,
+    peaks,
+    poisson_at_most,
+    scaling,
+    tail,
+)
 from tests.learning.builders import START_S, Fleet
 
 EPOCHS = 12
@@ -43,22 +56,24 @@ def inputs(rows: int = 600, width: int = 12) -> np.ndarray:
 class TestExport:
     def test_numpy_reconstructs_what_torch_reconstructs(self) -> None:
         values = inputs()
-        network = autoencoder.train(values, seed=0, epochs=2)
+        network = learners.train_autoencoder(values, seed=0, epochs=2)
         with torch.no_grad():
             theirs = network(torch.from_numpy(values)).numpy()
-        assert np.abs(forward(autoencoder.exported(network), values) - theirs).max() < 1e-5
+        assert np.abs(forward(learners.exported_autoencoder(network), values) - theirs).max() < 1e-5
 
     def test_numpy_isolates_as_scikit_learn_does(self) -> None:
         values = np.abs(inputs())
-        grown = forest.grow(values, seed=0, trees=20)
-        ours = isolation(forest.exported(grown), values)
+        grown = learners.grow_forest(values, seed=0, trees=20)
+        ours = isolation(learners.exported_forest(grown), values)
         assert np.abs(ours + grown.score_samples(values)).max() < 1e-5
 
     def test_the_same_seed_gives_the_same_weights_and_leaves_torch_as_it_was(self) -> None:
         values = inputs()
         torch.manual_seed(7)
         before = torch.random.get_rng_state()
-        first, second = (autoencoder.exported(autoencoder.train(values, 3, epochs=2)) for _ in range(2))
+        first, second = (
+            learners.exported_autoencoder(learners.train_autoencoder(values, 3, epochs=2)) for _ in range(2)
+        )
         assert all(np.array_equal(a.weight, b.weight) for a, b in zip(first, second, strict=True))
         assert torch.equal(before, torch.random.get_rng_state())
 
@@ -66,7 +81,10 @@ class TestExport:
         values = inputs(width=6).astype(np.float64)
         spoiled = values.copy()
         spoiled[:50] += 30.0
-        assert np.abs(covariance.fit(spoiled, 0).location - covariance.fit(values, 0).location).max() < 0.5
+        assert (
+            np.abs(learners.fit_covariance(spoiled, 0).location - learners.fit_covariance(values, 0).location).max()
+            < 0.5
+        )
 
 
 class TestCalibration:

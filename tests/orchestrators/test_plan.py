@@ -16,7 +16,7 @@ from eagle_eye.orchestrators.launch.checkpoints import (
     in_memory,
 )
 from eagle_eye.orchestrators.launch.state import LauncherNodes, choose_nodes
-from eagle_eye.schema.memory_steps import MemoryStep
+from eagle_eye.schema.checkpoint_files import MemoryStep
 
 FLEET = LauncherNodes(("n1", "n2", "n3", "n4"), 3, 3)
 NAMES = tuple(f"n{number}" for number in range(1, 9))

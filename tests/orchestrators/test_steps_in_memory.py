@@ -14,7 +14,7 @@ from eagle_eye.orchestrators.launch import messages, runners
 from eagle_eye.orchestrators.launch.coordinator import ProgressReporter
 from eagle_eye.orchestrators.launch.job import LaunchedJob
 from eagle_eye.orchestrators.launch.runners import Runners
-from eagle_eye.schema.memory_steps import MemoryStep
+from eagle_eye.schema.checkpoint_files import MemoryStep
 
 WITHIN_S = 10.0
 

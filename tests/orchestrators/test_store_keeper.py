@@ -12,7 +12,7 @@ import pytest
 from eagle_eye.checkpoint.store_client import end_store
 from eagle_eye.orchestrators.launch import runner
 from eagle_eye.orchestrators.launch.runner import LOOK_EVERY_S, StoreKeeper, serves
-from eagle_eye.schema.memory_steps import STEPS_FILE, STORE_IDLE_S, MemoryStep
+from eagle_eye.schema.checkpoint_files import STEPS_FILE, STORE_IDLE_S, MemoryStep
 from tests.orchestrators.test_launch import launched
 
 WITHIN_S = 60.0

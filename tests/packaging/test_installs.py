@@ -44,7 +44,7 @@ NEEDS = (
     ("client", set[str]()),
     ("client.frames", {"client"}),
     ("cli.replaying", {"server"}),
-    ("cli.reports", {"server", "reports"}),
+    ("cli.html_reports", {"server", "reports"}),
     ("demo.pipeline_train", {"ml", "checkpoint"}),
     ("demo.train", {"ml", "checkpoint"}),
     ("demo", {"agent", "server", "orchestrators", "checkpoint"}),

@@ -12,8 +12,7 @@ import pytest
 
 from eagle_eye.agent.config import AgentConfiguration
 from eagle_eye.orchestrators.orchestrate.settings import add_shared
-from eagle_eye.schema.configuration import ConfigurationError, load, masked
-from eagle_eye.schema.environment_names import READ_ELSEWHERE, slip
+from eagle_eye.schema.configuration import READ_ELSEWHERE, ConfigurationError, load, masked, mistyped_variable
 from eagle_eye.server.config import ServerConfig
 
 
@@ -189,8 +188,8 @@ def test_no_parts_variable_is_an_error_to_another_part() -> None:
     known = {f"EAGLE_EYE_{key.upper()}" for key in roots} | READ_ELSEWHERE
     for shape in (ServerConfig, AgentConfiguration):
         ours = {f"EAGLE_EYE_{key.upper()}" for key in shape.__struct_fields__}
-        assert slip(dict.fromkeys(known, "x"), ours, warn=False) == ""
-    assert slip(dict.fromkeys(known, "x"), {"EAGLE_EYE_SERVER", "EAGLE_EYE_TOKEN_FILE"}, warn=False) == ""
+        assert mistyped_variable(dict.fromkeys(known, "x"), ours, warn=False) == ""
+    assert mistyped_variable(dict.fromkeys(known, "x"), {"EAGLE_EYE_SERVER", "EAGLE_EYE_TOKEN_FILE"}, warn=False) == ""
 
 
 def test_every_variable_that_the_code_names_is_known_to_be_read_somewhere() -> None:

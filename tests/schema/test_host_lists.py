@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.schema.host_lists import BadHostList, expand
+from eagle_eye.schema.slurm import BadHostList, expand_hosts
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from eagle_eye.schema.host_lists import BadHostList, expand
     ],
 )
 def test_lists_are_expanded_as_slurm_does(text: str, names: tuple[str, ...]) -> None:
-    assert expand(text) == names
+    assert expand_hosts(text) == names
 
 
 @pytest.mark.parametrize(
@@ -30,25 +30,25 @@ def test_lists_are_expanded_as_slurm_does(text: str, names: tuple[str, ...]) -> 
 )
 def test_what_is_no_list_is_refused(text: str) -> None:
     with pytest.raises(BadHostList):
-        expand(text)
+        expand_hosts(text)
 
 
 @pytest.mark.parametrize("text", ["n[1-65537]", "a[1-999]b[1-999]c[1-999]", "n[0-999999999999999999]"])
 def test_a_list_that_stands_for_too_many_is_refused_at_once(text: str) -> None:
     with pytest.raises(BadHostList, match="more than 65536"):
-        expand(text)
+        expand_hosts(text)
 
 
 @pytest.mark.parametrize("text", ["n" * 256, "n[1-65536]" + "x" * 255, "n[1-65536]" + "x" * 500_000])
 def test_names_of_too_many_characters_are_refused_before_they_are_made(text: str) -> None:
     with pytest.raises(BadHostList, match="more than 255 characters"):
-        expand(text)
+        expand_hosts(text)
 
 
 @given(st.text(alphabet="n01-9[],.-|\n é", max_size=60))
 def test_any_text_is_expanded_or_refused(text: str) -> None:
     try:
-        names = expand(text, 100)
+        names = expand_hosts(text, 100)
     except BadHostList:
         return
     assert len(names) <= 100
@@ -59,4 +59,4 @@ def test_any_text_is_expanded_or_refused(text: str) -> None:
 def test_ranges_keep_the_width_in_which_they_are_written(ranges: list[tuple[int, int]]) -> None:
     text = ",".join(f"{first:04d}-{first + more:04d}" for first, more in ranges)
     expected = tuple(f"n{first + step:04d}" for first, more in ranges for step in range(more + 1))
-    assert expand(f"n[{text}]") == expected
+    assert expand_hosts(f"n[{text}]") == expected

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from eagle_eye.schema.memory_standing import (
+from eagle_eye.schema.checkpoint_files import (
     JOBS_MAX,
     STANDING_BYTES_MAX,
     STANDING_FILE,

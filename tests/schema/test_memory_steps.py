@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from eagle_eye.schema.memory_steps import STEPS_FILE, MemoryStep, read_steps, store_folder, whole_in_memory
+from eagle_eye.schema.checkpoint_files import STEPS_FILE, MemoryStep, read_steps, store_folder, whole_in_memory
 
 
 def copy(step: int, rank: int, plan: str = "2-a", captured_s: float = 0.0) -> MemoryStep:

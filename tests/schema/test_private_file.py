@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from eagle_eye.schema.private_file import open_to_others
+from eagle_eye.schema.configuration import open_to_others
 
 
 @pytest.fixture

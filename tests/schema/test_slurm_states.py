@@ -17,18 +17,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle_eye.orchestrators.slurm import answers as orchestrators
-from eagle_eye.schema import slurm_states
-from eagle_eye.schema.slurm_states import JobPhase, read_job, read_node, state_names
+from eagle_eye.schema import slurm
+from eagle_eye.schema.slurm import JobPhase, read_job, read_node, state_names
 from eagle_eye.server.jobs import slurm_answers as servers
 
 JOB_NAMES = {
-    *slurm_states.JOB_BASE_STATES,
-    *slurm_states.JOB_DECIDING_FLAGS,
-    *slurm_states.JOB_FLAGS_OF_ALLOCATED,
-    *slurm_states.JOB_OTHER_FLAGS,
+    *slurm.JOB_BASE_STATES,
+    *slurm.JOB_DECIDING_FLAGS,
+    *slurm.JOB_FLAGS_OF_ALLOCATED,
+    *slurm.JOB_OTHER_FLAGS,
 }
-NODE_NAMES = {*slurm_states.NODE_BASE_STATES, *slurm_states.NODE_FLAGS, *slurm_states.NODE_ALIASES}
-BASES = sorted(slurm_states.JOB_BASE_STATES)
+NODE_NAMES = {*slurm.NODE_BASE_STATES, *slurm.NODE_FLAGS, *slurm.NODE_ALIASES}
+BASES = sorted(slurm.JOB_BASE_STATES)
 ENDED = ("cancelled", "preempted", "timeout", "failed", "finished")
 
 ALONE: dict[str, str] = {
@@ -181,7 +181,7 @@ def test_a_node_in_a_maintenance_reservation_is_known_as_that() -> None:
         ("", ()),
         (None, ()),
         ({"RUNNING": 1}, ()),
-        (["IDLE"] * 99, ("IDLE",) * slurm_states.NAMES_MAX),
+        (["IDLE"] * 99, ("IDLE",) * slurm.NAMES_MAX),
     ],
 )
 def test_the_names_in_a_state(said: object, names: tuple[str, ...]) -> None:
@@ -203,9 +203,9 @@ def test_the_server_and_the_orchestrator_read_a_job_alike(base: str) -> None:
         assert ours.state == renamed.get(theirs.phase, theirs.phase), flag
 
 
-@pytest.mark.parametrize("base", ["BRAND_NEW", *sorted(slurm_states.NODE_BASE_STATES)])
+@pytest.mark.parametrize("base", ["BRAND_NEW", *sorted(slurm.NODE_BASE_STATES)])
 def test_the_server_and_the_orchestrator_read_a_node_alike(base: str) -> None:
-    for flag in ("BRAND_NEW", *slurm_states.NODE_FLAGS):
+    for flag in ("BRAND_NEW", *slurm.NODE_FLAGS):
         (theirs,) = orchestrators.nodes_of_text(f"n1|{base}+{flag}|all|")
         (ours,) = servers.nodes_of_text(f"n1|{base}+{flag}|none|".encode(), Counter())
         assert (ours.state == "in_service", ours.drained) == (theirs.usable, theirs.drained), flag

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from eagle_eye.schema.step_folders import METADATA, StepFolder, step_folders, step_of
+from eagle_eye.schema.checkpoint_files import METADATA, StepFolder, step_folders, step_of
 
 
 @pytest.mark.parametrize(("name", "step"), [("step_0", 0), ("step_500", 500), ("step_" + "9" * 18, 10**18 - 1)])

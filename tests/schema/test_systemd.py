@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.schema.systemd import ADDRESS_BYTES_MAX, notify_address, watchdog_s
+from eagle_eye.schema.service import ADDRESS_BYTES_MAX, notify_address, watchdog_s
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))

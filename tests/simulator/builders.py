@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from eagle_eye.simulator.recording import Recording
 from eagle_eye.simulator.scenario import Scenario
-from eagle_eye.simulator.simulate import simulate
+from eagle_eye.simulator.simulate import Recording, simulate
 
 SMALL: dict[str, Any] = {"nodes": 4, "gpus": 2, "minutes": 4.0, "seed": 7, "habits": False}
 

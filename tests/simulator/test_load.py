@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 
 from eagle_eye.cli.main import main
 from eagle_eye.schema.frame import values_of
-from eagle_eye.simulator.load.answers import BadHttpAnswer, cut
-from eagle_eye.simulator.load.tally import LatencyHistogram, Tally
-from eagle_eye.simulator.load.target import target
-from eagle_eye.simulator.load.values import EXACT, METRICS, PLAIN, FleetValues, Readings
+from eagle_eye.simulator.load.connection import BadHttpAnswer, cut_answer, load_target
+from eagle_eye.simulator.load.fleet import EXACT, METRICS, PLAIN, FleetValues, Readings
+from eagle_eye.simulator.load.sender import LatencyHistogram, Tally
 from tests.simulator.load_server import FrameServer, Said, frame_server
 
 FEW = ["--nodes", "3", "--gpus", "2", "--interval", "0.1", "--duration", "0.2", "--json"]
@@ -172,8 +171,8 @@ def test_each_node_is_enrolled_with_the_join_token_and_sends_with_its_own(
 def test_a_server_on_another_machine_is_loaded_only_when_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["loadtest", "--server", "http://192.0.2.1:8470", "--nodes", "1"]) == 2
     assert "--yes" in capsys.readouterr().err
-    assert target("http://[::1]:1").is_loopback
-    assert not target("http://loopback.example:1").is_loopback
+    assert load_target("http://[::1]:1").is_loopback
+    assert not load_target("http://loopback.example:1").is_loopback
 
 
 @pytest.mark.parametrize(
@@ -261,8 +260,8 @@ def test_quantiles_are_upper_bounds_within_a_bucket(durations: list[float], shar
 def test_an_answer_is_cut_out_wherever_the_bytes_were_divided(body: bytes, at: int) -> None:
     data = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nX: y\r\n\r\n%b" % (len(body), body)
     if at < len(data):
-        assert cut(data[:at]) is None
-    found = cut(data + b"next")
+        assert cut_answer(data[:at]) is None
+    found = cut_answer(data + b"next")
     assert found is not None
     assert (found[0].body, found[1]) == (body, b"next")
 
@@ -270,4 +269,4 @@ def test_an_answer_is_cut_out_wherever_the_bytes_were_divided(body: bytes, at: i
 @pytest.mark.parametrize("head", [b"SSH-2.0", b"HTTP/1.1 200 OK", b"HTTP/1.1 200 OK\r\nContent-Length: 99999999"])
 def test_what_is_no_answer_with_a_length_is_refused(head: bytes) -> None:
     with pytest.raises(BadHttpAnswer):
-        cut(head + b"\r\n\r\n")
+        cut_answer(head + b"\r\n\r\n")

@@ -10,9 +10,8 @@ import pytest
 
 from eagle_eye.server.backtest.trace import Trace
 from eagle_eye.simulator.physics import OWN, Physics
-from eagle_eye.simulator.recording import Recording
 from eagle_eye.simulator.second_physics import CHOICES, OPTIONAL, RANGES, drawn
-from eagle_eye.simulator.simulate import simulate
+from eagle_eye.simulator.simulate import Recording, simulate
 from eagle_eye.simulator.writer import write
 from tests.simulator.builders import culprit, onset_s, recorded, row_at
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from eagle_eye.schema.metrics import BY_NAME, METRICS, MetricKind, Scope
-from eagle_eye.simulator.recording import Recording
+from eagle_eye.simulator.simulate import Recording
 from tests.simulator.builders import culprit, late, onset_s, recorded, row_at
 
 SLOW = (

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from eagle_eye.simulator.job import hire
-from eagle_eye.simulator.layout import lay_out
+from eagle_eye.simulator.job import hire, lay_out
 from eagle_eye.simulator.scenario import Scenario
 from eagle_eye.simulator.simulate import tell
 from eagle_eye.simulator.timing import Clockwork, Timeline

@@ -13,11 +13,18 @@ import pytest
 from eagle_eye.schema.events import BY_KIND
 from eagle_eye.server.backtest.trace import Trace
 from eagle_eye.simulator.names import FAULTS, SITUATIONS
-from eagle_eye.simulator.profiles import PROFILES, profile, visible_faults
-from eagle_eye.simulator.reads import GPU_EXPORTER, NODE_EXPORTER, Scraping, of_exporter, scraping
-from eagle_eye.simulator.recording import Recording
 from eagle_eye.simulator.scenario import Scenario, WrongScenario
-from eagle_eye.simulator.simulate import simulate
+from eagle_eye.simulator.simulate import Recording, simulate
+from eagle_eye.simulator.sites import (
+    GPU_EXPORTER,
+    NODE_EXPORTER,
+    PROFILES,
+    Scraping,
+    of_exporter,
+    profile,
+    scraping,
+    visible_faults,
+)
 from eagle_eye.simulator.writer import FolderTaken, write
 from tests.simulator.builders import SMALL, recorded
 

@@ -25,9 +25,9 @@ from rich.console import Console
 from rich.progress import track
 
 from eagle_eye.simulator.names import FAULTS, SITUATIONS
-from eagle_eye.simulator.profiles import PROFILES
 from eagle_eye.simulator.scenario import Scenario
 from eagle_eye.simulator.simulate import simulate
+from eagle_eye.simulator.sites import PROFILES
 from eagle_eye.simulator.writer import write
 from eagle_eye.traces import backtest
 from tests.verdicts.live import WAYS, lived

@@ -22,9 +22,8 @@ from eagle_eye.agent.training_logs.reading import Framework
 from eagle_eye.agent.transport.servers import Trust, place
 from eagle_eye.agent.transport.spool import BYTES_MAX
 from eagle_eye.agent.transport.spool_files import KEEP_S
-from eagle_eye.schema.configuration import ConfigurationError, load
+from eagle_eye.schema.configuration import ConfigurationError, load, open_to_others
 from eagle_eye.schema.names import NAME_CHARS_MAX
-from eagle_eye.schema.private_file import open_to_others
 
 SYSTEM_SPOOL = Path("/var/lib/eagle-eye-agent")
 INTERVAL_S_MIN = 0.1

@@ -71,8 +71,7 @@ from eagle_eye.checkpoint.slots import kept_from_before
 from eagle_eye.checkpoint.state import KeptState
 from eagle_eye.checkpoint.storage import folder_of, set_aside
 from eagle_eye.checkpoint.store_client import AttemptConnection, StoreClient
-from eagle_eye.schema.memory_steps import MEMORY_PREFIX, has_all_ranks, store_folder
-from eagle_eye.schema.step_folders import step_folders, step_of
+from eagle_eye.schema.checkpoint_files import MEMORY_PREFIX, has_all_ranks, step_folders, step_of, store_folder
 
 _log = logging.getLogger(__name__)
 

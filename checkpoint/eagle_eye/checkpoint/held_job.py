@@ -27,7 +27,7 @@ from eagle_eye.checkpoint.messages import VERSION, Copies, CopyInfo, JobNode, Mi
 from eagle_eye.checkpoint.shared_memory import DoesNotFit, SlotFile, reserve, spaced_of
 from eagle_eye.checkpoint.slots import Agreement, Needed, Slots
 from eagle_eye.checkpoint.storage import Damaged, check_all
-from eagle_eye.schema.memory_steps import MemoryStep
+from eagle_eye.schema.checkpoint_files import MemoryStep
 
 # A record in shared memory: rewritten atomically, even when no memory is left.
 #

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from eagle_eye.schema.configuration import ConfigurationError
-from eagle_eye.schema.natural_order import natural
+from eagle_eye.schema.names import natural_order
 
 REPLICAS_MAX = 32  # each one costs every node its shards' memory again: more is a typo
 TRIALS_MAX = 50_000  # exchanges of two nodes that are tried to part copies: half a second
@@ -109,7 +109,7 @@ def _domains_of(nodes: Sequence[str], domains: Mapping[str, Collection[str]]) ->
 
 def _counted(name: str) -> tuple[tuple[tuple[int, int | str], ...], str]:
     """Return what sorts names as people count them; n1 and n01 are two names."""
-    return natural(name), name
+    return natural_order(name), name
 
 
 def _together(nodes: Sequence[str], domains_of: _Domains) -> list[str]:

@@ -24,8 +24,8 @@ from eagle_eye.checkpoint.placement import (
 from eagle_eye.checkpoint.shared_memory import MemoryPlan, plan_memory
 from eagle_eye.checkpoint.sizes import size_bytes
 from eagle_eye.schema.configuration import ConfigurationError
-from eagle_eye.schema.host_lists import HOSTS_MAX, BadHostList, expand
-from eagle_eye.schema.natural_order import natural
+from eagle_eye.schema.names import natural_order
+from eagle_eye.schema.slurm import HOSTS_MAX, BadHostList, expand_hosts
 
 NAME = "plan"
 HELP = "where copies lie, what losses they outlive, what memory they take"
@@ -71,7 +71,7 @@ def _nodes(text: str, kinds: Kinds) -> list[str]:
     """Return the nodes that are named; of a number, the topology's first in the order of names, else n1, n2, ..."""
     if not (text.isascii() and text.isdigit()):
         try:
-            named = list(expand(text))
+            named = list(expand_hosts(text))
         except BadHostList as error:
             raise ValueError(f"nodes: {error}") from None
         if not named:
@@ -85,7 +85,7 @@ def _nodes(text: str, kinds: Kinds) -> list[str]:
     known = {node for domains in kinds.values() for members in domains.values() for node in members}
     if len(known) < count:
         raise ValueError(f"nodes: --topology names {len(known)} nodes, not {count}; say which, by name")
-    return sorted(known, key=lambda node: (natural(node), node))[:count]
+    return sorted(known, key=lambda node: (natural_order(node), node))[:count]
 
 
 def _memory(args: argparse.Namespace) -> MemoryPlan | None:

@@ -13,7 +13,7 @@ from statistics import median_low
 
 from eagle_eye.checkpoint.messages import Agreed, CopyInfo, KeptStep
 from eagle_eye.checkpoint.shared_memory import SPACED
-from eagle_eye.schema.memory_steps import has_all_ranks
+from eagle_eye.schema.checkpoint_files import has_all_ranks
 
 # Chooses how often ranks capture a step, alike on all, by how many recent captures became whole.
 #

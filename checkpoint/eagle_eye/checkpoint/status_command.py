@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle_eye.checkpoint.sizes import reported
-from eagle_eye.schema.memory_steps import store_folder
+from eagle_eye.schema.checkpoint_files import store_folder
 
 SHOWN_MAX = 200  # letters of a path
 NAME = "status"

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import xxhash
 
-from eagle_eye.schema.step_folders import METADATA, step_folders
+from eagle_eye.schema.checkpoint_files import METADATA, step_folders
 
 # Checksums of a shard's chunks: xxh3, 64 bits, eight bytes each in one string.
 #

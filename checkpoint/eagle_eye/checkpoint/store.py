@@ -71,18 +71,19 @@ from eagle_eye.checkpoint.messages import (
 from eagle_eye.checkpoint.shared_memory import DoesNotFit, spaced_of
 from eagle_eye.checkpoint.storage import CHUNK_BYTES, SUM_BYTES, Damaged, check, chunks, sums_in
 from eagle_eye.checkpoint.traffic import Cap, Capped, Traffic
-from eagle_eye.schema.memory_standing import (
+from eagle_eye.schema.checkpoint_files import (
     JOBS_MAX,
     OLDER_MAX,
     RANKS_MAX,
     SAID_EVERY_S,
     STANDING_FILE,
+    STEPS_FILE,
+    STORE_SOCKET,
     JobStanding,
     OlderStep,
     Standing,
     encode_standing,
 )
-from eagle_eye.schema.memory_steps import STEPS_FILE, STORE_SOCKET
 from eagle_eye.schema.record_types import prepare_record_types
 
 LOOK_EVERY_S = 0.5

@@ -32,7 +32,7 @@ from eagle_eye.checkpoint.messages import (
     Welcome,
 )
 from eagle_eye.checkpoint.store import LOCK, SOCKET
-from eagle_eye.schema.memory_steps import FOLDER_VARIABLE, STORE_LOG, STORE_WORDS, spawn_store
+from eagle_eye.schema.checkpoint_files import FOLDER_VARIABLE, STORE_LOG, STORE_WORDS, spawn_store
 
 _log = logging.getLogger(__name__)
 

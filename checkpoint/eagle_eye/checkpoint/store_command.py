@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from eagle_eye.checkpoint.sizes import size_bytes
 from eagle_eye.checkpoint.status_command import shown
-from eagle_eye.schema.memory_steps import COPY_RATE_VARIABLE, store_folder
+from eagle_eye.schema.checkpoint_files import COPY_RATE_VARIABLE, store_folder
 from eagle_eye.schema.names import is_name
-from eagle_eye.schema.systemd import NotifySocket
+from eagle_eye.schema.service import NotifySocket
 
 if TYPE_CHECKING:
     from eagle_eye.checkpoint.store import CheckpointStore, StoreSettings

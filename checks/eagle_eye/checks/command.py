@@ -5,26 +5,156 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import fcntl
+import json
+import math
 import os
 import signal
 import socket
+import stat
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from datetime import datetime, timezone
 from pathlib import Path
 from types import FrameType
+from typing import TextIO
 
 from eagle_eye.agent import external_tool as tool
 from eagle_eye.checks import corruption, gpus, runner
-from eagle_eye.checks.catalogue import CHECKS, SDC
-from eagle_eye.checks.check import Check, CheckResult, Host, Site, printable
-from eagle_eye.checks.dcgm import LEVELS
-from eagle_eye.checks.lock import PATH, LockTaken, held
-from eagle_eye.checks.report import Lines, document, reason, table
-from eagle_eye.checks.thresholds import BadThreshold, by_the_site
-from eagle_eye.checks.verdict import EXIT_CODES, judge
+from eagle_eye.checks.check import (
+    EXIT_CODES,
+    BadThreshold,
+    Check,
+    CheckResult,
+    Host,
+    Site,
+    Verdict,
+    by_the_site,
+    host_verdict,
+    printable,
+)
+from eagle_eye.checks.runner import CHECKS, SDC
+from eagle_eye.checks.tools import DCGM_LEVELS
 from eagle_eye.schema.configuration import ConfigurationError
+
+LOCK_PATH = Path("/tmp/eagle-eye-check.lock")  # noqa: S108 - the same for all users; nothing is written into it
+
+
+class LockTaken(Exception):
+    """Another check runs, or the lock is unavailable; the message says which."""
+
+
+@contextlib.contextmanager
+def host_lock(path: Path = LOCK_PATH) -> Iterator[None]:
+    """Hold the host's lock; the kernel releases it when the process exits in any way. Raises Taken."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        try:
+            descriptor = os.open(path, flags | os.O_CREAT, 0o644)
+        except PermissionError:
+            # Another user's file in a sticky folder may be opened, but not as if to make it (fs.protected_regular).
+            descriptor = os.open(path, flags)
+    except OSError as error:
+        raise LockTaken(f"{path} cannot be opened: {error.strerror}") from None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise LockTaken(f"{path} is no file; remove it")
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise LockTaken(f"another check runs on this host (it holds {path})") from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+_COLOURS = {"passed": "32", "sick": "31", "could_not_check": "33", "healthy": "32", "cannot_tell": "33"}
+_WORDS = {"could_not_check": "could not check", "cannot_tell": "cannot tell"}
+_NAME_CHARS = 14
+
+
+class Lines:
+    """One line per check. On a terminal its beginning is shown while it runs."""
+
+    def __init__(self, out: TextIO, *, terminal: bool, colours: bool) -> None:
+        self._out = out
+        self._terminal = terminal
+        self._colours = colours
+
+    def begins(self, check: Check) -> None:
+        """Show which check runs now."""
+        if self._terminal:
+            self.write(f"{check.name:<{_NAME_CHARS}} …")
+
+    def ended(self, outcome: CheckResult) -> None:
+        """Show the check's outcome."""
+        back = "\r" if self._terminal else ""
+        state = self._coloured(outcome.state, f"{_WORDS.get(outcome.state, outcome.state):<15}")
+        self.write(f"{back}{outcome.name:<{_NAME_CHARS}} {state} {outcome.duration_s:5.1f} s  {outcome.reason}\n")
+
+    def verdict(self, verdict: Verdict, reason: str) -> None:
+        """Show the verdict."""
+        self.write(f"{self._coloured(verdict, _WORDS.get(verdict, verdict))}: {reason}\n")
+
+    def write(self, text: str) -> None:
+        """Write the text; after the reader (head, grep -q) has closed its end, output is discarded."""
+        try:
+            self._out.write(text)
+            self._out.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._out.fileno())
+
+    def _coloured(self, state: str, text: str) -> str:
+        return f"\033[{_COLOURS[state]}m{text}\033[0m" if self._colours else text
+
+
+def write_table(checks: Sequence[Check], out: TextIO) -> None:
+    """Write the available checks, and what each needs."""
+    indent = " " * (_NAME_CHARS + 1)
+    out.writelines(f"{each.name:<{_NAME_CHARS}} {each.measures}\n{indent}needs {each.needs}\n" for each in checks)
+
+
+def verdict_reason(verdict: Verdict, outcomes: Sequence[CheckResult], refused: str) -> str:
+    """Return the verdict's reason in one line."""
+    if refused:
+        return refused
+    open_questions = [each.name for each in outcomes if each.state == "could_not_check" and each.expected]
+    if verdict == "sick":
+        return ", ".join(each.name for each in outcomes if each.state == "sick")
+    if verdict == "healthy":
+        ran = [each for each in outcomes if each.state == "passed"]
+        if all(each.name in SDC for each in ran):
+            return "; ".join(each.reason for each in ran) + "; beyond that it says nothing"
+        return f"nothing stands against this host ({', '.join(each.name for each in ran)})"
+    return f"could not check {', '.join(open_questions)}" if open_questions else "nothing could be checked"
+
+
+def json_document(
+    node: str, began_s: float, duration_s: float, verdict: Verdict, outcomes: Sequence[CheckResult], refused: str
+) -> str:
+    """Return the report as JSON. A figure that is not finite is null."""
+    checks = [asdict(outcome) for outcome in outcomes]
+    for check in checks:
+        for figure in check["values"]:
+            figure["value"] = figure["value"] if math.isfinite(figure["value"]) else None
+    return json.dumps(
+        {
+            "verdict": verdict,
+            "reason": verdict_reason(verdict, outcomes, refused),
+            "refused": bool(refused),
+            "node": node,
+            "began": datetime.fromtimestamp(began_s, timezone.utc).isoformat(timespec="seconds"),
+            "duration_s": round(duration_s, 3),
+            "checks": checks,
+        },
+        indent=2,
+        ensure_ascii=False,
+        allow_nan=False,
+    )
+
 
 DEADLINE_S = 110.0  # plus start and end, under two minutes
 QUICK_DEADLINE_S = 18.0  # under 20 s
@@ -51,7 +181,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpus", type=int, metavar="N", help="how many GPUs the host should have; fewer is sick")
     parser.add_argument("--folder", type=Path, metavar="DIR", help=f"where the disk is tried ({FOLDER})")
     parser.add_argument("--threshold", action="append", metavar="NAME=VALUE", default=[], help="judge by this figure")
-    parser.add_argument("--dcgm-level", type=int, choices=LEVELS, default=1, help="dcgmi diag -r (1)")
+    parser.add_argument("--dcgm-level", type=int, choices=DCGM_LEVELS, default=1, help="dcgmi diag -r (1)")
     parser.add_argument("--all-reduce-perf", metavar="PATH", default="all_reduce_perf", help="of nccl-tests (on PATH)")
     parser.add_argument("--gemm-seconds", type=float, metavar="S", help="how long gemm loads (8): heat takes a minute")
     parser.add_argument("--torch-python", metavar="PATH", default=sys.executable, help="a Python with torch (this one)")
@@ -63,7 +193,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the checks and report. Raises ConfigurationError for wrong usage; all other errors give "cannot tell"."""
     if args.list:
-        table(CHECKS, sys.stdout)
+        write_table(CHECKS, sys.stdout)
         return 0
     began_s, begin_s = time.time(), time.monotonic()
     checks = _chosen(args)
@@ -76,7 +206,7 @@ def run(args: argparse.Namespace) -> int:
     outcomes: list[CheckResult] = []
     refused = ""
     try:
-        with held(PATH):
+        with host_lock(LOCK_PATH):
             host = _host(args, begin_s + LOOK_RATIO * (deadline_s - begin_s))
             refused = "" if args.force else _in_use(checks, host)
             if not refused:
@@ -95,12 +225,12 @@ def run(args: argparse.Namespace) -> int:
         refused = str(taken)
     except Exception as error:  # noqa: BLE001 - a defect of ours says nothing of the host
         refused = f"the command itself failed: {type(error).__name__}: {printable(str(error))}"
-    verdict = judge(outcomes)
+    verdict = host_verdict(outcomes)
     if args.json:
         took_s = time.monotonic() - begin_s
-        lines.write(document(socket.gethostname(), began_s, took_s, verdict, outcomes, refused) + "\n")
+        lines.write(json_document(socket.gethostname(), began_s, took_s, verdict, outcomes, refused) + "\n")
     else:
-        lines.verdict(verdict, reason(verdict, outcomes, refused))
+        lines.verdict(verdict, verdict_reason(verdict, outcomes, refused))
     _complain(outcomes, refused)
     return EXIT_CODES[verdict]
 

@@ -5,9 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from eagle_eye.checks import child
-from eagle_eye.checks.check import CheckOptions, Host, Measured, Result, could_not_check, passed, sick
+from eagle_eye.checks.check import (
+    CheckOptions,
+    Host,
+    Measured,
+    Result,
+    Threshold,
+    against_peers,
+    could_not_check,
+    passed,
+    sick,
+)
 from eagle_eye.checks.child import Children
-from eagle_eye.checks.thresholds import Threshold, against_peers
 
 CPU = "cpu"
 REASONS_MAX = 8

@@ -1,10 +1,11 @@
-"""Runs checks in sequence within one deadline. Touches: what the checks touch."""
+"""All checks in execution order, and running them within one deadline. Touches: what the checks touch."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 
+from eagle_eye.checks import corruption, node_checks, tools
 from eagle_eye.checks.check import (
     Check,
     CheckOptions,
@@ -16,6 +17,22 @@ from eagle_eye.checks.check import (
     not_here,
     printable,
 )
+
+CHECKS: tuple[Check, ...] = (
+    node_checks.CLOCK,
+    node_checks.DISK,
+    node_checks.GEMM,
+    node_checks.MEMORY,
+    node_checks.GPU_FACTS,
+    tools.NCCL_TESTS,
+    node_checks.ALL_REDUCE,
+    tools.IB_WRITE_BW,
+    tools.DCGM,
+    corruption.SDC_GEMM,
+    corruption.SDC_ALL_REDUCE,
+)
+SDC = (corruption.SDC_GEMM.name, corruption.SDC_ALL_REDUCE.name)  # those that look for silent data corruption
+
 
 BEGIN_RATIO = 0.5  # of its limit that must be left to start a check
 

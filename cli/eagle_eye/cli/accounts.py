@@ -8,12 +8,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from eagle_eye.cli.client import CannotGoOn, connect
-from eagle_eye.cli.operator import LIST_MAX, add_common, add_filter, add_limit, print_json, print_list, say_more
-from eagle_eye.cli.reports.accounts import HOUR_S, gather, hours, job_row, total_row
-from eagle_eye.cli.reports.files import needs_extra, write
+from eagle_eye.cli.arguments import add_span, span
+from eagle_eye.cli.operator import (
+    LIST_MAX,
+    CannotGoOn,
+    add_common,
+    add_filter,
+    add_limit,
+    connect,
+    print_json,
+    print_list,
+    say_more,
+)
+from eagle_eye.cli.reports import HOUR_S, gather_accounts, hours, job_row, needs_extra, total_row, write_file
 from eagle_eye.cli.tables import Column, print_table, printable
-from eagle_eye.cli.times import add_span, span
 from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.schema.labels import state_label
 from eagle_eye.server.api.filter_values import FAULT_NAMES
@@ -230,7 +238,7 @@ class AccountsCommands:
 
         since_s, until_s = span(args)
         with Console(stderr=True).status("asking for the accounts") as status:
-            found = gather(
+            found = gather_accounts(
                 connect(args.server, args.token_file),
                 since_s,
                 until_s,
@@ -241,8 +249,8 @@ class AccountsCommands:
             print_json(found._asdict())
         if args.html is not None:
             with needs_extra("--html"):
-                from eagle_eye.cli.reports import html
-            write(args.html, html.accounts_page(found, html.origin()).encode())
+                from eagle_eye.cli import html_reports
+            write_file(args.html, html_reports.accounts_page(found, html_reports.origin()).encode())
         return 0
 
 

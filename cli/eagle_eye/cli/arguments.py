@@ -1,4 +1,4 @@
-"""Command line values: invalid ones are rejected in one line that says what was expected."""
+"""Command line values, with one time syntax for all commands: invalid ones are rejected in a line that says why."""
 
 from __future__ import annotations
 
@@ -7,11 +7,60 @@ import itertools
 import math
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
-from eagle_eye.schema.near_names import did_you_mean
-from eagle_eye.schema.times import length_s
+from eagle_eye.schema.configuration import ConfigurationError
+from eagle_eye.schema.names import did_you_mean
+from eagle_eye.schema.times import SHORT_FORMS, length_s, option_time
+
+
+class FunctionCommand(NamedTuple):
+    """A command of two functions, where its module holds several commands (``main.Subcommand``)."""
+
+    configure: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+def add_span(parser: argparse.ArgumentParser, since: str, until: str = "") -> None:
+    """Add ``--since`` and, with a text for it, ``--until``; the texts describe the defaults."""
+    required = not since
+    what = "from when on" if required else f"from when on (default {since})"
+    parser.add_argument("--since", metavar="TIME", required=required, help=f"{what}: {SHORT_FORMS}")
+    if until:
+        parser.add_argument("--until", metavar="TIME", help=f"until when (default {until}), written likewise")
+
+
+def moment(flag: str, text: str, now_s: float) -> float:
+    """Return the Unix seconds of a flag's time. Raises ConfigurationError."""
+    try:
+        return option_time(text, now_s)
+    except ValueError as error:
+        raise ConfigurationError(f"{flag}: {error}") from None
+
+
+def span(args: argparse.Namespace, now_s: float | None = None) -> tuple[float | None, float | None]:
+    """Return since and until as Unix seconds, None where one is not given. Raises ConfigurationError.
+
+    Rejects a range that starts in the future or not before its end: its answer would be empty, and look healthy.
+    """
+    now_s = time.time() if now_s is None else now_s
+    until = getattr(args, "until", None)
+    since_s = None if args.since is None else moment("--since", args.since, now_s)
+    until_s = None if until is None else moment("--until", until, now_s)
+    end_s = now_s if until_s is None else until_s
+    if since_s is not None and since_s >= end_s:
+        before = f"--until, {until!r}" if until_s is not None else "now"
+        raise ConfigurationError(f"--since: expected a time before {before}, got {args.since!r}")
+    return since_s, until_s
+
+
+def required_span(args: argparse.Namespace, now_s: float) -> tuple[float, float]:
+    """Return since and until, by default now. Raises ConfigurationError."""
+    since_s, until_s = span(args, now_s)
+    return now_s if since_s is None else since_s, now_s if until_s is None else until_s
+
 
 WRONG_USAGE = 2
 LINE_CHARS_MAX = 3_000  # per message: some list all known names

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from eagle_eye.cli.reports.files import needs_extra, write
+from eagle_eye.cli.reports import needs_extra, write_file
 from eagle_eye.server.backtest import command
 
 
@@ -19,11 +19,16 @@ def run(args: argparse.Namespace) -> int:
     """Run all traces; return 0 even if faults were found. Raises BadTrace, OSError, ConfigurationError."""
     if args.html is not None:
         with needs_extra("--html"):
-            from eagle_eye.cli.reports import html
+            from eagle_eye.cli import html_reports
     judged = command.judge(args)
     command.report(args, judged)
     if args.html is not None:
-        from eagle_eye.cli.reports import backtest
+        from eagle_eye.cli import html_reports
 
-        write(args.html, html.backtest_page(backtest.traces(args.traces, judged), judged, html.origin()).encode())
+        write_file(
+            args.html,
+            html_reports.backtest_page(
+                html_reports.judged_traces(args.traces, judged), judged, html_reports.origin()
+            ).encode(),
+        )
     return 0

@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 from eagle_eye.cli import guide
 from eagle_eye.cli.arguments import CommandLineParser, one_line, shown
 from eagle_eye.schema.configuration import ConfigurationError
-from eagle_eye.schema.near_names import did_you_mean
+from eagle_eye.schema.names import did_you_mean
 from eagle_eye.schema.record_types import prepare_record_types
 
 FAILED = 1
@@ -59,7 +59,9 @@ GROUPS: tuple[tuple[str, tuple[Command, ...]], ...] = (
             ),
             Command("simulate", "eagle_eye.simulator.command", "write a labelled trace of a fault", "server"),
             Command("backtest", "eagle_eye.cli.backtest", "judge recorded traces", "server"),
-            Command("replay", "eagle_eye.cli.replay", "send a trace to a server as if it happened now", "server"),
+            Command(
+                "replay", "eagle_eye.cli.traces:REPLAY", "send a trace to a server as if it happened now", "server"
+            ),
             Command("loadtest", "eagle_eye.simulator.load.command", "load a server like a large fleet", "server"),
         ),
     ),
@@ -87,7 +89,7 @@ GROUPS: tuple[tuple[str, tuple[Command, ...]], ...] = (
     (
         "look",
         (
-            Command("incidents", "eagle_eye.cli.incidents:INCIDENTS", "what is wrong; acknowledge, resolve", "server"),
+            Command("incidents", "eagle_eye.cli.operator:INCIDENTS", "what is wrong; acknowledge, resolve", "server"),
             Command("nodes", "eagle_eye.cli.nodes:NODES", "list nodes; exclude, drain, readmit, check", "server"),
             Command("jobs", "eagle_eye.cli.operator:JOBS", "list jobs; who takes part, how far they are", "server"),
             Command("goodput", "eagle_eye.cli.accounts:GOODPUT", "where the jobs' time went, and why", "server"),
@@ -98,7 +100,7 @@ GROUPS: tuple[tuple[str, tuple[Command, ...]], ...] = (
                 "what policy would have done, against what happened",
                 "server",
             ),
-            Command("audit", "eagle_eye.cli.audit", "who changed what", "server"),
+            Command("audit", "eagle_eye.cli.operator:AUDIT", "who changed what", "server"),
             Command(
                 "flight-recorder",
                 "eagle_eye.server.admin.flight_recorder_command",
@@ -119,8 +121,10 @@ GROUPS: tuple[tuple[str, tuple[Command, ...]], ...] = (
             Command("check", "eagle_eye.checks.command", "test this node: is it sick?", "agent,ml"),
             Command("policy", "eagle_eye.cli.policy", "why something was done or not; test your rules", "server"),
             Command("deliveries", "eagle_eye.cli.operator:DELIVERIES", "list deliveries; redeliver", "server"),
-            Command("subscriptions", "eagle_eye.cli.subscriptions:SUBSCRIPTIONS", "who gets webhooks", "server"),
-            Command("silences", "eagle_eye.cli.silences:SILENCES", "mute the news of a fault, job or node", "server"),
+            Command("subscriptions", "eagle_eye.cli.notifications:SUBSCRIPTIONS", "who gets webhooks", "server"),
+            Command(
+                "silences", "eagle_eye.cli.notifications:SILENCES", "mute the news of a fault, job or node", "server"
+            ),
             Command("tickets", "eagle_eye.cli.accounts:TICKETS", "list and import repair tickets", "server"),
         ),
     ),
@@ -129,12 +133,12 @@ GROUPS: tuple[tuple[str, tuple[Command, ...]], ...] = (
         (
             Command("doctor", "eagle_eye.agent.health.doctor", "what works on this host, what doesn't", "agent"),
             Command("tokens", "eagle_eye.server.admin.tokens_command", "make, list and revoke tokens", "server"),
-            Command("sessions", "eagle_eye.cli.sessions", "sign a person out everywhere", "server"),
+            Command("sessions", "eagle_eye.cli.operator:SESSIONS", "sign a person out everywhere", "server"),
             Command("backup", "eagle_eye.server.admin.backup_command", "copy the running server's files", "server"),
             Command("records", "eagle_eye.server.admin.records_command", "move the records to PostgreSQL", "server"),
-            Command("cells", "eagle_eye.cli.cells", "which server judges which jobs; move them", "server"),
-            Command("record", "eagle_eye.cli.record", "write a trace from a server's history", "server"),
-            Command("import", "eagle_eye.cli.import_trace", "write a trace from an existing Prometheus", "server"),
+            Command("cells", "eagle_eye.cli.operator:CELLS", "which server judges which jobs; move them", "server"),
+            Command("record", "eagle_eye.cli.traces:RECORD", "write a trace from a server's history", "server"),
+            Command("import", "eagle_eye.cli.traces:IMPORT", "write a trace from an existing Prometheus", "server"),
             Command("train", "eagle_eye.learning.command", "learn what healthy nodes look like", "server,ml"),
             Command("completion", "eagle_eye.cli.completion", "complete commands in your shell", "server"),
         ),

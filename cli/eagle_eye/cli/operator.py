@@ -1,4 +1,4 @@
-"""The operator's view and verbs: ``eagle-eye jobs|incidents|actions|deliveries``."""
+"""The operator's view and verbs: ``eagle-eye jobs|incidents|actions|deliveries|audit|cells|sessions``."""
 
 from __future__ import annotations
 
@@ -12,15 +12,42 @@ from urllib.parse import quote
 
 import msgspec
 
-from eagle_eye.cli import show
-from eagle_eye.cli.arguments import whole
-from eagle_eye.cli.client import connect
+from eagle_eye.cli import reports, show
+from eagle_eye.cli.arguments import FunctionCommand, add_span, span, whole
+from eagle_eye.cli.reports import needs_extra, redacted, write_file
 from eagle_eye.cli.tables import Column, print_table, printable
-from eagle_eye.client import Client
+from eagle_eye.client import Client, ClientError
 from eagle_eye.client.http_client import DEFAULT_SERVER
 from eagle_eye.schema.action import EVENT_TYPES, ActionKind, ReportState
-from eagle_eye.server.api.filter_values import ListedJobState
+from eagle_eye.schema.configuration import ConfigurationError
+from eagle_eye.server.api.filter_values import FAULT_NAMES, ListedIncidentState, ListedJobState
 from eagle_eye.server.model.records import ActionState, DeliveryState
+
+
+class CannotGoOn(ClientError):
+    """What a command was asked for cannot be done; the message is for people."""
+
+
+class CommandClient(Client):
+    """A client whose errors name flags, and that tells of a standby on standard error."""
+
+    URL = "--server"
+    TOKEN_FILE = "--token-file"  # noqa: S105 - the flag's name
+    LIMIT = "--limit"
+
+    def say_standby(self, why: str) -> None:
+        """Tell it on standard error, so that it is in no list and no JSON."""
+        sys.stderr.write(f"{self.standby_words(printable(why))}\n")
+
+    def say_cells(self, silent: str) -> None:
+        """Tell it on standard error, so that it is in no list and no JSON."""
+        sys.stderr.write(f"{self.cells_words(printable(silent))}\n")
+
+
+def connect(server: str | None, token_file: Path | None) -> Client:
+    """Return the client for a command's flags; defaults are in EAGLE_EYE_SERVER and EAGLE_EYE_TOKEN_FILE."""
+    return CommandClient(server, token_file)
+
 
 LIST_MAX = 100
 LIMIT_MAX = 1_000_000
@@ -227,3 +254,174 @@ DELIVERIES = Noun(
     filters={"state": get_args(DeliveryState), "subscription": ANY, "event": ANY, "type": EVENT_TYPES},
     verbs=(Verb("redeliver", "deliver it again, now"),),
 )
+
+
+REPORT_FORMATS = ("html", "csv", "parquet")
+
+
+class IncidentCommands(Noun):
+    """Incidents, with a verb that makes more than one request: a report."""
+
+    def _add_verbs(self, verbs: Any, common: argparse.ArgumentParser) -> None:
+        report = verbs.add_parser("report", parents=[common], help="write a report on it, or the numbers of its charts")
+        report.add_argument("id", metavar="INCIDENT", help="its id, as listed")
+        report.add_argument("--html", type=Path, metavar="FILE", help="one file with everything in it, pictures too")
+        report.add_argument("--csv", type=Path, metavar="FILE", help="the numbers behind the pictures")
+        report.add_argument("--parquet", type=Path, metavar="FILE", help="the same, with types")
+        report.add_argument("--redact", action="store_true", help="replace the names of nodes, jobs and people")
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Ask the server and print its answer, or write the files. Raises ClientError, ConfigurationError, OSError."""
+        return _report(args) if args.verb == "report" else super().run(args)
+
+
+def _report(args: argparse.Namespace) -> int:
+    files = {form: file for form in REPORT_FORMATS if (file := getattr(args, form)) is not None}
+    if not files:
+        raise ConfigurationError("report: expected --html FILE, --csv FILE or --parquet FILE")
+    from rich.console import Console
+
+    with Console(stderr=True).status("asking for the incident") as status:
+        found = reports.gather_incident(
+            connect(args.server, args.token_file), args.id, lambda what: status.update(f"asking for {what}")
+        )
+    if args.redact:
+        found = redacted(found)
+    for form, file in files.items():
+        if form == "html":
+            with needs_extra("--html"):
+                from eagle_eye.cli import html_reports
+            content = html_reports.incident_page(found, html_reports.origin(redacted=args.redact)).encode()
+        else:
+            content = reports.as_csv(found) if form == "csv" else reports.as_parquet(found)
+        write_file(file, content)
+    return 0
+
+
+INCIDENTS = IncidentCommands(
+    "incidents",
+    "incident",
+    show.INCIDENT_COLUMNS,
+    filters={"state": get_args(ListedIncidentState), "job": ANY, "node": ANY, "fault": FAULT_NAMES, "cell": ANY},
+    verbs=(
+        Verb("acknowledge", "note that a person has seen it"),
+        Verb("resolve", "close it"),
+        Verb("false", "mark it as a false alarm"),
+    ),
+    page=show.incident,
+)
+
+
+AUDIT_COLUMNS = (
+    Column("time", "time"),
+    Column("who", "who"),
+    Column("what", "verb"),
+    Column("of", "subject"),
+    Column("detail", "detail"),
+)
+AUDIT_FILTERS = ("subject", "who", "verb")
+
+
+def configure_audit(parser: argparse.ArgumentParser) -> None:
+    """Add the command's flags."""
+    add_common(parser, None)
+    add_limit(parser)
+    parser.add_argument("--subject", metavar="ID", help="only what was done to this incident, action, node, token ...")
+    parser.add_argument("--who", help="only what this token, local, server or configuration did")
+    parser.add_argument("--verb", help="only this: open, confirm, act, approve, resolve, reload ...")
+    add_span(parser, since="the beginning")
+
+
+def run_audit(args: argparse.Namespace) -> int:
+    """Print the entries, newest first. Raises ClientError, ConfigurationError."""
+    since_s, _ = span(args)
+    query = {**{name: getattr(args, name) for name in AUDIT_FILTERS}, "since": since_s}
+    items, more = connect(args.server, args.token_file).pages("/api/v1/audit", query, args.limit)
+    print_list(args, AUDIT_COLUMNS, items, more)
+    return 0
+
+
+AUDIT = FunctionCommand(configure_audit, run_audit)
+
+
+CELLS_PATH = "/api/v1/cells"
+CELL_COLUMNS = (
+    Column("cell", "cell"),
+    Column("leads", "leads"),
+    Column("server", "url", 2),
+    Column("epoch", "epoch", 3),
+    Column("jobs", "jobs"),
+    Column("nodes", "nodes"),
+    Column("drained", "drained", 4),
+    Column("updated", "updated", 1),
+    Column("problem", "problem"),
+)
+
+
+def configure_cells(parser: argparse.ArgumentParser) -> None:
+    """Add the verbs and their flags; without a verb it lists."""
+    common = argparse.ArgumentParser(add_help=False)
+    add_common(common, argparse.SUPPRESS)
+    add_common(parser, None)
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=False)
+    verbs.add_parser("list", parents=[common], help="the cells, their leaders, and how much each has (default)")
+    move = verbs.add_parser("move", parents=[common], help="have another cell judge a job; its agents go there")
+    move.add_argument("job", metavar="JOB", help="the job's name")
+    move.add_argument("cell", metavar="CELL", help="the cell that is to judge it")
+    move.add_argument("--force", action="store_true", help="although an incident or an action of it is open")
+    for verb, text in (
+        ("drain", "give it no new jobs, and have others judge those that it has"),
+        ("fill", "give it new jobs again, after it was drained"),
+    ):
+        one = verbs.add_parser(verb, parents=[common], help=text)
+        one.add_argument("cell", metavar="CELL", help="its name, as listed")
+
+
+def run_cells(args: argparse.Namespace) -> int:
+    """Ask the server and print its answer. Raises ClientError."""
+    client = connect(args.server, args.token_file)
+    if args.verb in (None, "list"):
+        print_list(args, CELL_COLUMNS, client.call("GET", CELLS_PATH)["items"], more=False)
+        return 0
+    cell = f"{CELLS_PATH}/{quote(args.cell, safe='')}"
+    if args.verb == "move":
+        query = {"force": "true"} if args.force else {}
+        answer: Any = client.call("POST", f"{cell}/jobs/{quote(args.job, safe='')}", query)
+        said = f"cell {printable(answer['cell'])} judges {printable(answer['job'])} from now on"
+    else:
+        answer = client.call("POST", f"{cell}/{args.verb}")
+        said = f"{args.verb} {printable(args.cell)}: done"
+        if args.verb == "drain":
+            said = f"{len(answer['moved'])} jobs moved"
+            if answer["stays"]:
+                said += f"; {printable(answer['stays'])} stay while something of theirs is open: drain again then"
+    if args.json:
+        print_json(answer)
+    else:
+        sys.stdout.write(f"{said}\n")
+    return 0
+
+
+CELLS = FunctionCommand(configure_cells, run_cells)
+
+
+def configure_sessions(parser: argparse.ArgumentParser) -> None:
+    """Add the command's verb and flags."""
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    end = verbs.add_parser("end", help="end all of a person's sessions; they can sign in again")
+    end.add_argument("person", metavar="PERSON", help="the name with which they sign in, as in eagle-eye audit")
+    add_common(end, None)
+
+
+def run_sessions(args: argparse.Namespace) -> int:
+    """End the sessions and say since when they are over. Raises ClientError."""
+    body = {"person": args.person.removeprefix("user:")}
+    ended = connect(args.server, args.token_file).call("POST", "/api/v1/sessions/end", body=body)
+    if args.json:
+        print_json(ended)
+        return 0
+    sys.stdout.write(f"sessions of {printable(ended['person'])} begun by {printable(ended['ended'])} are over\n")
+    return 0
+
+
+SESSIONS = FunctionCommand(configure_sessions, run_sessions)

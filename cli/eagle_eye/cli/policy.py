@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from eagle_eye.cli.client import connect
-from eagle_eye.cli.operator import print_json
+from eagle_eye.cli.operator import connect, print_json
 from eagle_eye.cli.tables import printable
 from eagle_eye.client.http_client import DEFAULT_SERVER
 from eagle_eye.schema.record_types import prepare_record_types

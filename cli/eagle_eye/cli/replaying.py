@@ -23,11 +23,8 @@ from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import Frame, encode_frame
 from eagle_eye.server.backtest.trace import Step, Trace
 from eagle_eye.server.model.records import Job
-from eagle_eye.simulator.load.connection import allow_files
-from eagle_eye.simulator.load.sender import StreamSender, Waiting, drained
-from eagle_eye.simulator.load.tally import Tally
-from eagle_eye.simulator.load.target import LoadTarget
-from eagle_eye.simulator.load.wire import FrameWire
+from eagle_eye.simulator.load.connection import LoadTarget, allow_files
+from eagle_eye.simulator.load.sender import FrameWire, StreamSender, Tally, Waiting, drained
 
 AGENT_VERSION = "replay"
 HEARD_INTERVALS = 3.0  # a node whose last row is newer than this at the trace's end is taken as still alive

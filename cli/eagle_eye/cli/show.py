@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from eagle_eye.cli.tables import Column, print_table, printable
 from eagle_eye.client import Client, ClientError
-from eagle_eye.schema import notation
+from eagle_eye.schema import labels
 from eagle_eye.schema.labels import AWAITING, author_label, chart_label, metric_label, shown_state, state_label
 from eagle_eye.server.charts.dossier import typed
 
@@ -376,7 +376,7 @@ def _asked(record: _RECORD) -> str:
 
 def figure(value: Any, unit: str) -> str:
     """Return a value with its unit, "" for None; untrusted texts are made printable."""
-    return printable(notation.figure(value, unit) if isinstance(value, int | float | str) else value)
+    return printable(labels.figure(value, unit) if isinstance(value, int | float | str) else value)
 
 
 def _seconds(value: float | None) -> str:

@@ -18,7 +18,7 @@ from eagle_eye.client.moments import Moment, interval, unix_time
 from eagle_eye.schema import metrics as catalogue
 from eagle_eye.schema.frame import BadFrame
 from eagle_eye.schema.metrics import MetricSpec, Scope
-from eagle_eye.schema.near_names import did_you_mean
+from eagle_eye.schema.names import did_you_mean
 from eagle_eye.schema.recording import BrokenStream, messages
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from eagle_eye.client.errors import ClientError, LimitReached, Refused, Unreachable, UnreadableAnswer
-from eagle_eye.schema.configuration import ConfigurationError
-from eagle_eye.schema.environment_names import slip
+from eagle_eye.schema.configuration import ConfigurationError, mistyped_variable
 from eagle_eye.schema.problem import STANDBY_HEADER, WITHOUT_CELLS_HEADER
 
 DEFAULT_SERVER = "http://127.0.0.1:8470"
@@ -60,7 +59,7 @@ class HttpClient:
     def __init__(
         self, url: str | None = None, token_file: str | Path | None = None, *, timeout_s: float = TIMEOUT_S
     ) -> None:
-        if wrong := slip(os.environ, VARIABLES, warn=False):
+        if wrong := mistyped_variable(os.environ, VARIABLES, warn=False):
             raise ConfigurationError(wrong)
         server = url or os.environ.get("EAGLE_EYE_SERVER") or DEFAULT_SERVER
         if not server.startswith(("http://", "https://")):

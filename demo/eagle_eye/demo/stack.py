@@ -24,7 +24,7 @@ import httpx
 
 from eagle_eye.checkpoint.store_client import end_store
 from eagle_eye.demo.site import DemoNode, DemoSite
-from eagle_eye.schema.memory_steps import FOLDER_VARIABLE
+from eagle_eye.schema.checkpoint_files import FOLDER_VARIABLE
 
 WORKERS = 3
 SCRIPT = Path(__file__).with_name("train.py")

@@ -26,7 +26,7 @@ from eagle_eye.schema.action import (
     ReportState,
     RestartScope,
 )
-from eagle_eye.schema.memory_steps import MEMORY_PREFIX
+from eagle_eye.schema.checkpoint_files import MEMORY_PREFIX
 
 
 def of_a_former_leader(epoch: int, highest: int) -> str | None:

@@ -24,7 +24,7 @@ from eagle_eye.orchestrators.errors import LowerEpochError, OrchestratorError, U
 from eagle_eye.orchestrators.intake import QUEUE_MAX, WebhookIntake
 from eagle_eye.schema import problem
 from eagle_eye.schema.action import EPOCH_HEADER
-from eagle_eye.schema.listening import why_not
+from eagle_eye.schema.service import why_not_listening
 
 BODY_BYTES_MAX = 1_048_576
 BODY_S_MAX = 10.0
@@ -76,7 +76,9 @@ def listen_on(host: str, port: int) -> socket.socket:
             (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=128, reuse_port=False
         )
     except OSError as error:
-        raise OrchestratorError(f"{why_not(error, host, port)}; --listen takes another address or port") from None
+        raise OrchestratorError(
+            f"{why_not_listening(error, host, port)}; --listen takes another address or port"
+        ) from None
 
 
 def url_of(listening: socket.socket) -> str:

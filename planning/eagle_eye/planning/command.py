@@ -20,7 +20,7 @@ from eagle_eye.planning.profile import read_profile
 from eagle_eye.planning.rank_layout import variable
 from eagle_eye.planning.telling import next_lines, plan_lines
 from eagle_eye.schema.configuration import ConfigurationError
-from eagle_eye.schema.host_lists import BadHostList, expand
+from eagle_eye.schema.slurm import BadHostList, expand_hosts
 
 ROUNDS_MAX = 10_000
 
@@ -162,7 +162,7 @@ def _nodes(text: str) -> Sequence[str]:
     """Return the named nodes; for a number n1, n2, ... Raises ValueError."""
     if not (text.isascii() and text.isdigit()):
         try:
-            named = expand(text, NODES_MAX)
+            named = expand_hosts(text, NODES_MAX)
         except BadHostList as error:
             raise ValueError(f"nodes: {error}") from None
         if not named:

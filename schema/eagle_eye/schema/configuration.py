@@ -2,22 +2,27 @@
 
 The shape is a msgspec Struct whose fields are keys and whose Struct fields are sections. Unknown keys and wrong types
 are errors that name the key. ``SECRET_FIELDS`` are masked when a configuration is printed, and a masked value is
-refused as input. A date-time becomes Unix seconds and must state its offset from UTC.
+refused as input. A date-time becomes Unix seconds and must state its offset from UTC. Variables that begin with
+EAGLE_EYE_ are checked for typos, apart from those that other parts read. New files of tokens and secrets are readable
+only by their owner; others are looked at.
 """
 
 from __future__ import annotations
 
 import datetime as dt
+import logging
+import os
 import re
+import stat
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TextIO, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from eagle_eye.schema.environment_names import foreign, slip
-from eagle_eye.schema.near_names import did_you_mean
+from eagle_eye.schema.names import did_you_mean, nearest
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -195,13 +200,13 @@ def _refuse_unknown_variables(environ: Mapping[str, str], by_variable: Mapping[s
     sections = {ENVIRONMENT_PREFIX + key.partition(".")[0].upper() + "_" for key in by_variable.values() if "." in key}
     for variable in environ.keys() - by_variable.keys():
         mine = [section for section in sections if variable.startswith(section)]
-        if mine and not foreign(variable, environ[variable]):
+        if mine and not is_foreign_variable(variable, environ[variable]):
             near = sorted(known for known in by_variable if known.startswith(max(mine, key=len)))
             meant = did_you_mean(variable, near)
             raise ConfigurationError(
                 f"environment variable {variable} is unknown; known there are {', '.join(near)}{meant}"
             )
-    if wrong := slip(environ, by_variable):
+    if wrong := mistyped_variable(environ, by_variable):
         raise ConfigurationError(wrong)
 
 
@@ -261,3 +266,116 @@ def _refuse_unknown(merged: Mapping[str, Any], known: Mapping[str, Any], file: P
         meant = f"; did you mean {elsewhere[0]}?" if elsewhere else did_you_mean(key, here)
         said = key if re.fullmatch(r"[\w.-]{1,80}", key) else _shown(key)
         raise ConfigurationError(f"unknown key {said}{where}; known here are {', '.join(near)}{meant}")
+
+
+VARIABLE_LIKENESS_MIN = 0.78  # of the name after the prefix: one letter of five may differ
+# Variables read by parts other than the caller, so not typos. Sections of the server's file are not among them.
+READ_ELSEWHERE = frozenset(
+    ENVIRONMENT_PREFIX + name
+    for name in (
+        *(
+            "ATTEMPT",
+            "CA_FILE",
+            "CHECKPOINT_STORE",
+            "CONFIG",
+            "DATA_DIR",
+            "DCGM_EXPORTER",
+            "DEMO_CORRUPTION",
+            "DRY_RUN",
+        ),
+        *("HOOK_ATTEMPT", "HOOK_SOCKET", "INTERVAL_S", "JOB", "JOBS", "JOIN_TOKEN_FILE", "JSON", "KEY_FILE", "LAUNCH"),
+        *("LAST_PROCESS_GROUP", "LAYOUT", "LISTEN"),
+        *("METRICS_LISTEN", "NODE", "POLL", "PORT", "PUBLIC_URL", "PUBLISH", "RESTART_SOCKET"),
+        *("RESUME_FROM", "ROLE", "SECRET_FILE"),
+        *(
+            "SERIES_MAX",
+            "SERVER",
+            "SERVERS",
+            "SHARED_HOST",
+            "SIMULATED_GPUS",
+            "SPOOL_BYTES_MAX",
+            "SPOOL_DIR",
+            "STANDBY_ROOM",
+            "STATE_DIR",
+        ),
+        *("STREAMS_MAX", "TOKEN_FILE", "TOPOLOGY_FILE", "TRACEBACK", "TRAINING_LOGS", "VERB", "WEBHOOK_URL"),
+    )
+)
+_TEST_VARIABLES = ENVIRONMENT_PREFIX + "TEST_"
+# Kubernetes sets variables for the Services of the namespace: for eagle-eye-server EAGLE_EYE_SERVER_PORT and more.
+_OF_A_SERVICE = re.compile(
+    ENVIRONMENT_PREFIX
+    + r"(?:[A-Z0-9_]+_)?"
+    + r"(?:SERVICE_HOST|SERVICE_PORT(?:_[A-Z0-9_]+)?|PORT_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)"
+)
+_SERVICE_URL = re.compile(r"(?:tcp|udp|sctp)://")
+
+_log = logging.getLogger(__name__)
+
+
+def is_foreign_variable(variable: str, value: str) -> bool:
+    """Return whether a variable is read elsewhere: the prefix is not ours, or it is Kubernetes' or another part's."""
+    if (
+        not variable.startswith(ENVIRONMENT_PREFIX)
+        or variable in READ_ELSEWHERE
+        or variable.startswith(_TEST_VARIABLES)
+    ):
+        return True
+    of_service = variable.endswith("PORT") and _SERVICE_URL.match(value) is not None
+    return of_service or _OF_A_SERVICE.fullmatch(variable) is not None
+
+
+def mistyped_variable(environ: Mapping[str, str], known: Collection[str], *, warn: bool = True) -> str:
+    """Return an error for the first variable that is close to a known one, "" if there is none.
+
+    ``warn``: log a warning for those that resemble none, which are ignored.
+    """
+    tails = {name.removeprefix(ENVIRONMENT_PREFIX): name for name in known}
+    unknown = []
+    for variable, value in environ.items():
+        if variable in known or is_foreign_variable(variable, value):
+            continue
+        meant = nearest(variable.removeprefix(ENVIRONMENT_PREFIX), tails, VARIABLE_LIKENESS_MIN)
+        if meant is not None:
+            return f"environment variable {variable} is unknown; did you mean {tails[meant]}?"
+        unknown.append(variable)
+    if unknown and warn:
+        _log.warning("ignored, for nothing here reads it: environment variable %s", ", ".join(sorted(unknown))[:2_000])
+    return ""
+
+
+@contextmanager
+def private_file(path: Path, option: str) -> Iterator[TextIO]:
+    """Create the file before its contents, and remove it again if writing fails; flushed to disk on success.
+
+    Raises ConfigurationError naming the option if the file exists, as a link too, or cannot be created.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        raise ConfigurationError(f"{option}: {path} exists, and is left as it is; name another file") from None
+    except OSError as error:
+        raise ConfigurationError(f"{option}: {path} cannot be made: {error.strerror or error}") from None
+    try:
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            yield file
+            file.flush()
+            os.fsync(descriptor)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+
+
+def open_to_others(key: str, file: Path) -> str:
+    """Return what is wrong if every user of this machine can read the file that ``key`` names; "" otherwise.
+
+    A folder on its way that others may not enter protects it. "" too where it cannot be looked at.
+    """
+    try:
+        place = file.expanduser().resolve()
+        entered = all(each.stat().st_mode & stat.S_IXOTH for each in place.parents)
+        if not entered or not place.stat().st_mode & stat.S_IROTH:
+            return ""
+    except OSError:
+        return ""
+    return f"{key}: every user of this machine can read {file}; chmod o-r {place}, and renew what it holds if in doubt"

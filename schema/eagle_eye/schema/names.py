@@ -1,4 +1,4 @@
-"""The validity rule for names (of jobs, nodes, roles, links, streams), and the removal of invalid names from frames.
+"""Names of jobs, nodes, roles, links and streams: their validity, their order, and known ones for mistyped ones.
 
 Only the invalid name is dropped: refusing a node's frames for its job's name would make the node invisible. A frame's
 own identity, its node and stream, must be valid.
@@ -6,12 +6,45 @@ own identity, its node and stream, must be valid.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+import re
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
 from eagle_eye.schema.events import Event
+
+# Known names are suggested for mistyped ones: on command lines, in files, requests and the environment. Argparse does
+# it only from Python 3.14 on, and only for its own choices.
+
+COMPARED_CHARS_MAX = 200  # of a name that is compared: a longer one is not a typo
+LIKENESS_MIN = 0.72  # difflib's ratio: two letters of eight may differ
+
+
+def nearest(name: str, known: Iterable[str], likeness_min: float = LIKENESS_MIN) -> str | None:
+    """Return the most similar known name, ignoring case; None if none is similar."""
+    if len(name) > COMPARED_CHARS_MAX:
+        return None
+    by_folded = {one.casefold(): one for one in known}
+    found = difflib.get_close_matches(name.casefold(), by_folded, n=1, cutoff=likeness_min)
+    return by_folded[found[0]] if found else None
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return "; did you mean NAME?", "" if no known name is similar."""
+    found = nearest(name, known)
+    return "" if found is None else f"; did you mean {found}?"
+
+
+_DIGITS = re.compile(r"(\d+)")
+
+
+def natural_order(name: str) -> tuple[tuple[int, int | str], ...]:
+    """Return a sort key that sorts n2 before n10."""
+    parts = _DIGITS.split(name)
+    return tuple((0, int(part[:18])) if part.isdecimal() else (1, part) for part in parts if part)
+
 
 # A Frame and a Rank; their module imports this one.
 FrameT = TypeVar("FrameT", bound=Any)

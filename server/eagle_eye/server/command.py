@@ -20,7 +20,7 @@ import tomli_w
 import uvicorn
 
 from eagle_eye.schema.configuration import ConfigurationError, masked
-from eagle_eye.schema.listening import why_not
+from eagle_eye.schema.service import why_not_listening
 from eagle_eye.server import config as configuration
 from eagle_eye.server import heap
 from eagle_eye.server.admin.damage import ready
@@ -142,7 +142,9 @@ def listener(config: ServerConfig) -> socket.socket:
         bound.listen(BACKLOG)
     except OSError as error:
         bound.close()
-        raise CannotListen(f"{why_not(error, host, port)}; --listen HOST:PORT takes another address") from None
+        raise CannotListen(
+            f"{why_not_listening(error, host, port)}; --listen HOST:PORT takes another address"
+        ) from None
     return bound
 
 

@@ -12,8 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from eagle_eye.schema import configuration
-from eagle_eye.schema.configuration import ConfigurationError
-from eagle_eye.schema.private_file import open_to_others
+from eagle_eye.schema.configuration import ConfigurationError, open_to_others
 from eagle_eye.server.accounts.trust import AccountSettings
 from eagle_eye.server.delivery.attempts import WebhookSettings
 from eagle_eye.server.engine.idle_faults import IdleCheckSettings

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 
-from eagle_eye.schema.systemd import NotifySocket, watchdog_s
+from eagle_eye.schema.service import NotifySocket, watchdog_s
 
 ALIVE_RATIO = 1 / 3  # of the manager's deadline: two signs of life may be late
 

@@ -9,10 +9,9 @@ from pathlib import Path
 
 from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.simulator.names import FAULTS, SITUATIONS
-from eagle_eye.simulator.profiles import PROFILES, profile, visible_faults
-from eagle_eye.simulator.recording import Recording
 from eagle_eye.simulator.scenario import PHYSICS, STRENGTHS, Scenario, WrongScenario
-from eagle_eye.simulator.simulate import simulate
+from eagle_eye.simulator.simulate import Recording, simulate
+from eagle_eye.simulator.sites import PROFILES, profile, visible_faults
 from eagle_eye.simulator.writer import FolderTaken, check_free, write
 
 DONE = 0

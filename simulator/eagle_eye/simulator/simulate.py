@@ -1,32 +1,192 @@
-"""The whole simulation: from a scenario to a recording."""
+"""The whole simulation: from a scenario to a recording, one run in memory before a site's instruments omit anything."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from eagle_eye.schema.metrics import BY_NAME
-from eagle_eye.simulator.activity import account
-from eagle_eye.simulator.announcements import announce
-from eagle_eye.simulator.arrays import Floats, stream
-from eagle_eye.simulator.checkpoint_rows import checkpoint_rows, keeps
-from eagle_eye.simulator.gpu_rows import GpuRows
-from eagle_eye.simulator.host_rows import HostRows
-from eagle_eye.simulator.instruments import read
-from eagle_eye.simulator.job import hire
-from eagle_eye.simulator.layout import lay_out
+from eagle_eye.simulator.arrays import Booleans, Floats, stream
+from eagle_eye.simulator.job import ClusterLayout, hire, lay_out
 from eagle_eye.simulator.names import FAULTS, SITUATIONS
-from eagle_eye.simulator.recording import Membership, RecordedEvent, RecordedLabel, Recording
-from eagle_eye.simulator.sampling import Sampling, sample
 from eagle_eye.simulator.scenario import Scenario, WrongScenario
-from eagle_eye.simulator.second_physics import physics_of
-from eagle_eye.simulator.signals import learn
-from eagle_eye.simulator.spares import beside, idle
-from eagle_eye.simulator.story import PlannedPause, Story
+from eagle_eye.simulator.second_physics import physics_of, read_instruments
+from eagle_eye.simulator.story import Death, Place, PlannedPause, StopKind, Story
+from eagle_eye.simulator.telemetry import GpuRows, HostRows, Sampling, account, sample
 from eagle_eye.simulator.timing import Clockwork, Timeline
 from eagle_eye.simulator.tracks import Tracks
-from eagle_eye.simulator.training_rows import TrainingRows
+from eagle_eye.simulator.training_rows import TrainingRows, checkpoint_rows, keeps_checkpoints, learn
+
+
+class RecordedEvent(NamedTuple):
+    """One event by its node's clock (Unix seconds); ``node`` None for the whole job."""
+
+    time: float
+    kind: str
+    node: str | None
+    device: int
+    attributes: dict[str, Any]
+
+
+class RecordedLabel(NamedTuple):
+    """What was done to the job, and what is expected: one of ``backtest``'s words."""
+
+    start: float
+    end: float
+    nodes: tuple[str, ...]
+    fault: str
+    expect: str
+
+
+class Membership(NamedTuple):
+    """From ``time`` on these ranks take part: rows of (rank, node, device, dp, pp, tp)."""
+
+    time: float
+    attempt: int
+    ranks: tuple[tuple[int, str, int, int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """K rows of N nodes, G GPUs each, L links each.
+
+    ``time`` and ``true_time`` (K, N) are Unix seconds as the node's clock and as the true clock have them.
+    ``arrived`` (K, N) and ``device_arrived`` (K, N, G): the row exists. ``device`` maps metrics to (K, N, G),
+    ``node`` to (K, N), ``link`` to (K, N, L); NaN is not observed, +inf a number that was not finite. ``slowdown`` is
+    how much longer steps take after the onset than they would have without the fault, 0 where the job stopped.
+    ``packed`` says that a step's work differed from replica to replica before any fault, shown by metrics or not.
+    """
+
+    scenario: Scenario
+    layout: ClusterLayout
+    job: str
+    start: float
+    end: float
+    time: Floats
+    true_time: Floats
+    arrived: Booleans
+    device_arrived: Booleans
+    device: dict[str, Floats]
+    node: dict[str, Floats]
+    link: dict[str, Floats]
+    members: tuple[Membership, ...]
+    events: tuple[RecordedEvent, ...]
+    labels: tuple[RecordedLabel, ...]
+    slowdown: float
+    packed: bool
+    exports_xid: bool
+
+
+PHASE_NAMES = {"checkpoint": "checkpoint", "evaluation": "eval"}
+
+
+def announce(story: Story, timeline: Timeline) -> None:
+    """Add the events of attempts and announced pauses to the story, at the times at which they took place."""
+    for number, attempt in enumerate(timeline.attempts):
+        began_s = attempt.start_s
+        first = next((s for s, a in zip(timeline.start_s, timeline.attempt, strict=True) if a == number), began_s)
+        if began_s > 0:
+            _phase(story, began_s, "start", number)
+        _phase(story, max(0.5, float(first) + (0.5 if began_s > 0 else 0.0)), "train", number)
+    for begin_s, end_s, pause in timeline.pauses:
+        if begin_s < 0 or not pause.announced:
+            continue
+        name = PHASE_NAMES.get(pause.kind)
+        if name is None:
+            continue
+        number = sum(a.start_s <= begin_s for a in timeline.attempts) - 1
+        _phase(story, begin_s, name, number)
+        if pause.kind == "checkpoint":
+            step = int(timeline.step[timeline.start_s < begin_s][-1]) if (timeline.start_s < begin_s).any() else 0
+            for node in range(story.layout.nodes):
+                # The first rank writes what is not sharded and is the last to finish.
+                share = 1.0 if node == 0 else float(story.rng.uniform(0.5, 0.9))
+                story.say(begin_s + 0.05, "checkpoint_begin", node, 0, step=step)
+                story.say(begin_s + share * (end_s - begin_s), "checkpoint_end", node, 0, step=step)
+        _phase(story, end_s, "train", number)
+
+
+def _phase(story: Story, time_s: float, name: str, attempt: int) -> None:
+    if time_s > story.scenario.duration_s:
+        return
+    dead: dict[Place, float] = {}
+    starts = [a.start_s for a in story.attempts] or [0.0]
+    since_s = starts[attempt] if attempt < len(starts) else 0.0
+    for death in story.deaths:
+        if since_s <= death.time_s <= time_s:
+            dead.update(dict.fromkeys(death.places, death.time_s))
+    silent = {o.node for o in story.outages if o.device is None and o.start_s <= time_s < o.end_s}
+    for node in range(story.layout.nodes):
+        if node in silent:
+            continue
+        for place in story.places(node):
+            if place not in dead:
+                rank = story.rank(place)
+                story.say(time_s, "phase", node, place.device, name=name, rank=rank, attempt=attempt)
+
+
+def idle_spares(story: Story, nodes: int) -> Story:
+    """Return the story of ``nodes`` more nodes beside those of a job: nothing runs on them."""
+    layout, scenario = story.layout, story.scenario
+    letters, first = layout.names[-1][:2], int(layout.names[-1][2:]) + 1
+    layout = replace(
+        layout,
+        names=tuple(f"{letters}{first + n:04d}" for n in range(nodes)),
+        tp=1,
+        pp=1,
+        dp=nodes * layout.gpus,
+        switch=layout.switch[-1:] * nodes,
+        link_switch=layout.link_switch[-1:] * nodes,
+        models=layout.models[-1:] * nodes,
+    )
+    scenario = replace(scenario, fault="none", background=None, nodes=nodes, habits=False)
+    rng = stream(scenario.seed, "spares")
+    reported = Story(scenario, layout, hire(scenario, layout, story.physics), rng, physics=story.physics)
+    before_s = -max(reported.job.step_s, scenario.interval_s)
+    reported.stop(before_s, StopKind.SYMMETRIC)
+    reported.deaths.append(Death(before_s, reported.everywhere()))
+    return reported
+
+
+def beside_spares(job: Recording, spares: Recording) -> Recording:
+    """Return the job's recording with the spare nodes' rows; membership, events and labels are the job's."""
+    one, other = job.layout, spares.layout
+    layout = replace(
+        one,
+        names=one.names + other.names,
+        switch=one.switch + other.switch,
+        link_switch=one.link_switch + other.link_switch,
+        models=one.models + other.models,
+    )
+
+    def joined(values: dict[str, Floats], more: dict[str, Floats]) -> dict[str, Floats]:
+        return {
+            name: np.concatenate([found, _no_spares(more.get(name), found, other.nodes)], axis=1)
+            for name, found in values.items()
+        }
+
+    return replace(
+        job,
+        layout=layout,
+        time=np.concatenate([job.time, spares.time], axis=1),
+        true_time=np.concatenate([job.true_time, spares.true_time], axis=1),
+        arrived=np.concatenate([job.arrived, spares.arrived], axis=1),
+        device_arrived=np.concatenate([job.device_arrived, spares.device_arrived], axis=1),
+        device=joined(job.device, spares.device),
+        node=joined(job.node, spares.node),
+        link=joined(job.link, spares.link),
+    )
+
+
+def _no_spares(values: Floats | None, like: Floats, nodes: int) -> Floats:
+    """Return the values; where the spares' own job would not report them, nothing was observed."""
+    if values is not None:
+        return values.astype(like.dtype, copy=False)
+    return np.full((len(like), nodes, *like.shape[2:]), np.nan, dtype=like.dtype)
+
 
 EPOCH_S = 1_767_225_600.0  # 2026-01-01; seeds start at different hours of that year
 # What a restart costs a day's training: 600 s of the 24 h that remain.
@@ -44,7 +204,7 @@ def record(story: Story) -> Recording:
     """Return the recording of a story, its spare nodes beside the job's."""
     recording = _of_one(story)
     spares = story.physics.spare_nodes
-    return beside(recording, _of_one(idle(story, spares))) if spares else recording
+    return beside_spares(recording, _of_one(idle_spares(story, spares))) if spares else recording
 
 
 def _of_one(story: Story) -> Recording:
@@ -64,14 +224,16 @@ def _of_one(story: Story) -> Recording:
         device[name] = _kept(name, values)
     hosts = HostRows(story, tracks, timeline, sampling, activity, training.dead)
     node = {name: _kept(name, values) for name, values in hosts.metrics()}
-    if keeps(scenario):
+    if keeps_checkpoints(scenario):
         node |= {
             name: _kept(name, values) for name, values in checkpoint_rows(device["train_step"], scenario.interval_s)
         }
     link = {name: _kept(name, values) for name, values in hosts.links().items()}
     _blank(story, sampling, device)
     if not story.physics.own:
-        device, node, link = (read(values, story.physics, scenario.interval_s) for values in (device, node, link))
+        device, node, link = (
+            read_instruments(values, story.physics, scenario.interval_s) for values in (device, node, link)
+        )
     start = EPOCH_S + float(stream(scenario.seed, "start").integers(0, 360 * 24)) * 3600.0
     return Recording(
         scenario=scenario,

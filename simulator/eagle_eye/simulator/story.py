@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from eagle_eye.simulator.job import SimulatedJob
-from eagle_eye.simulator.layout import ClusterLayout
+from eagle_eye.simulator.job import ClusterLayout, SimulatedJob
 from eagle_eye.simulator.physics import OWN, Physics
 from eagle_eye.simulator.scenario import STRENGTHS, Scenario, WrongScenario
 from eagle_eye.simulator.tracks import Quantity, Track

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from eagle_eye.simulator.arrays import Booleans, Floats, Integers, stream
-from eagle_eye.simulator.job import OVERHEAD_SHARE, TENSOR_SHARE, SimulatedJob
-from eagle_eye.simulator.layout import ClusterLayout
+from eagle_eye.simulator.job import OVERHEAD_SHARE, TENSOR_SHARE, ClusterLayout, SimulatedJob
 from eagle_eye.simulator.physics import Physics
 from eagle_eye.simulator.story import PlannedPause, SimulatedAttempt, StopKind, Story
 from eagle_eye.simulator.tracks import Quantity, Tracks

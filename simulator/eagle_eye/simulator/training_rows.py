@@ -1,22 +1,70 @@
-"""Converts steps to rows: the train_* and nccl_* metrics as an agent on the node would report them.
+"""What agents would report of training: learning signals, durations, collectives, and checkpoints in memory.
 
 Durations and norms are means over the steps that finished since the last row; while none finished they repeat.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
-from eagle_eye.simulator.activity import overlap
 from eagle_eye.simulator.arrays import Booleans, Floats, Integers, normal, stream
 from eagle_eye.simulator.job import OVERHEAD_SHARE
-from eagle_eye.simulator.sampling import Sampling
-from eagle_eye.simulator.signals import Signals
+from eagle_eye.simulator.scenario import Scenario
 from eagle_eye.simulator.story import Story
+from eagle_eye.simulator.telemetry import Sampling, overlap
 from eagle_eye.simulator.timing import Timeline, collectives_done
 from eagle_eye.simulator.tracks import Quantity, Tracks
+
+LOSS_FLOOR, LOSS_START, LOSS_STEPS = 1.75, 9.0, 2500.0  # a language model's curve: floor + power law of steps
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """Per step: ``loss`` and ``grad_norm`` (S,), the same on all ranks; ``local_grad`` (S, N, G), before the reduction.
+
+    Not finite numbers stand as +inf. ``checksum`` is (S, stages, lanes): replicas agree; ``deviation`` (S, N, G) is
+    what corrupted replicas add, None where none is.
+    """
+
+    loss: Floats
+    grad_norm: Floats
+    local_grad: Floats
+    checksum: Floats
+    deviation: Floats | None
+
+
+def learn(story: Story, timeline: Timeline, tracks: Tracks) -> Signals:
+    """Return the learning signals of all steps."""
+    layout, physics = story.layout, story.physics
+    rng = stream(story.scenario.seed, "learning")
+    steps = len(timeline.start_s)
+    trend = LOSS_FLOOR + (LOSS_START - LOSS_FLOOR) * (1.0 + timeline.step / LOSS_STEPS) ** -0.7
+    loss = trend * (1.0 + physics.loss_noise * rng.standard_normal(steps))
+    grad_norm = 0.35 * np.exp(physics.grad_noise * rng.standard_normal(steps))
+    starts_s = np.repeat(timeline.start_s[:, None], layout.nodes, axis=1)
+    loss = loss * _jobwide(tracks.devices(Quantity.LOSS, starts_s))
+    grad_norm = grad_norm * _jobwide(tracks.devices(Quantity.GRAD_NORM, starts_s))
+    # The mean of dp independent gradients is smaller than each of them.
+    local = normal(rng, (steps, layout.nodes, layout.gpus), 0.06, 1.0)
+    local *= (grad_norm * math.sqrt(min(layout.dp, 16)))[:, None, None]
+    local = local * np.asarray(tracks.devices(Quantity.LOCAL_GRAD, starts_s), dtype=np.float32)
+    broken = ~np.isfinite(loss)
+    local[broken] = np.inf
+    grad_norm[broken] = np.inf
+    start = rng.standard_normal((1, layout.pp, layout.tp)) * 1e4
+    walk = np.cumsum(rng.standard_normal((steps, layout.pp, layout.tp)), axis=0)
+    deviation = tracks.devices(Quantity.CHECKSUM, starts_s)
+    return Signals(loss, grad_norm, local, start + walk, None if isinstance(deviation, float) else deviation)
+
+
+def _jobwide(change: Floats | float) -> Floats | float:
+    """Return the change of the first rank: these quantities are the same on all."""
+    return change if isinstance(change, float) else change[:, 0, 0]
+
 
 SQUARED_LENGTHS = 2.0e8  # of a step's sequences, where packing is even
 PROCESS_CPUS = 1.2
@@ -199,3 +247,63 @@ class TrainingRows:
 def bus_bytes(story: Story) -> float:
     """Return the bytes that a reduce-scatter moves over the bus, so that an unhindered one runs at 75% of line rate."""
     return 0.75 * 50e9 * 0.5 * story.job.communication_s
+
+
+# Checkpoints in memory are captured at each step, and whole in the next one. Some jobs keep them, chosen by their seed;
+# no random number is drawn for it, so that all other rows are unaffected.
+
+ONE_OF, WHICH = 8, 6  # jobs, by their seeds
+REPLICAS = 2
+PERSIST_EVERY_STEPS = 500
+BLOCKED_S = 0.02  # a capture
+SHARD_BYTES = 4e9  # of a rank; four whole steps are kept, one arrives
+SPACED_STEPS = 100  # between the older ones of them
+
+
+def keeps_checkpoints(scenario: Scenario) -> bool:
+    """Whether the scenario's job keeps its steps in memory."""
+    return scenario.seed % ONE_OF == WHICH
+
+
+def checkpoint_rows(train_step: Floats, interval_s: float) -> Iterator[tuple[str, Floats]]:
+    """Yield (name, values (K, N)) of a job whose ranks had come to these steps (K, N, G); NaN where nobody says it."""
+    step: Floats = np.fmax.reduce(train_step, axis=2)
+    nodes, gpus = train_step.shape[1:]
+    whole = np.maximum(step - 1.0, 0.0)
+    known = np.where(np.isfinite(step), 0.0, np.nan)
+    copies = known + gpus * min(REPLICAS, nodes)
+    captures = gpus * np.fmax.accumulate(step, axis=0)
+    yield "memory_checkpoint_step", whole
+    yield "memory_checkpoint_age_steps", step - whole
+    first = np.nanmin(step, initial=np.inf)
+    spaced = np.maximum(whole // SPACED_STEPS * SPACED_STEPS, first)
+    older = {
+        "previous": whole - 1.0,
+        "second_oldest": spaced,
+        "oldest": np.maximum(spaced - SPACED_STEPS, first),
+    }
+    for which, kept in older.items():
+        kept[~((kept >= 0) & (kept < whole))] = np.nan
+        yield f"memory_checkpoint_{which}_step", kept
+        yield f"memory_checkpoint_{which}_age_seconds", _rows_since(step, kept) * interval_s
+    yield "memory_checkpoint_copies", copies
+    yield "memory_checkpoint_copies_wanted", copies
+    yield "memory_checkpoint_captures_total", captures
+    yield "memory_checkpoint_skips_total", known
+    yield "memory_checkpoint_blocked_seconds_total", BLOCKED_S * captures
+    yield "memory_checkpoint_bytes", 5 * SHARD_BYTES * copies
+    persisted = np.full_like(step, np.nan)
+    persisted[:, 0] = whole[:, 0] // PERSIST_EVERY_STEPS * PERSIST_EVERY_STEPS  # the first node's store tells
+    yield "memory_checkpoint_persisted_step", persisted
+    yield "memory_checkpoint_persist_seconds", known
+    yield "memory_checkpoint_damaged_total", known
+
+
+def _rows_since(step: Floats, kept: Floats) -> Floats:
+    """Return for how many rows each node had come to the step that it keeps (K, N); NaN where it keeps none."""
+    rows = np.arange(len(step))
+    found = np.full_like(kept, np.nan)
+    for node in range(step.shape[1]):
+        reached = np.fmax.accumulate(np.nan_to_num(step[:, node], nan=-1.0))
+        found[:, node] = rows - np.searchsorted(reached, kept[:, node])
+    return np.where(np.isfinite(kept), found, np.nan)

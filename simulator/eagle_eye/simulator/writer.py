@@ -14,18 +14,20 @@ from numpy.typing import NDArray
 
 from eagle_eye.schema.metrics import METRICS, MetricSpec, Scope
 from eagle_eye.simulator.arrays import Booleans, Floats, Integers
-from eagle_eye.simulator.profiles import RankKnowledge, SiteProfile, profile
-from eagle_eye.simulator.reads import (
+from eagle_eye.simulator.scenario import Scenario
+from eagle_eye.simulator.simulate import Membership, RecordedEvent, Recording
+from eagle_eye.simulator.sites import (
     GPU_EXPORTER,
     INTERVALS_S,
     NODE_EXPORTER,
+    RankKnowledge,
     Reads,
+    SiteProfile,
     of_exporter,
+    profile,
     scraping,
     with_each_row,
 )
-from eagle_eye.simulator.recording import Membership, RecordedEvent, Recording
-from eagle_eye.simulator.scenario import Scenario
 
 FORMAT = "eagle-eye-trace/1"
 FILES = ("trace.json", "samples.parquet", "links.parquet", "events.jsonl", "faults.jsonl", "membership.jsonl")

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from eagle_eye.checkpoint.checkpointer import RESUME_VARIABLE
-from eagle_eye.schema.memory_steps import FOLDER_VARIABLE
+from eagle_eye.schema.checkpoint_files import FOLDER_VARIABLE
 from tests.docs.pages import blocks
 from tests.orchestrators.kubernetes.recording import Answer, api_at, serving
 from tests.orchestrators.kubernetes.rights import MANIFEST, manifest, needed

@@ -16,8 +16,8 @@ import httpx
 import pytest
 import uvicorn
 
+from eagle_eye.cli.arguments import moment
 from eagle_eye.cli.main import main
-from eagle_eye.cli.times import moment
 from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import CONTENT_TYPE, Frame, Rank, block

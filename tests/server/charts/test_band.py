@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle_eye.schema.action import MemberRank
-from eagle_eye.schema.notation import number
+from eagle_eye.schema.labels import number
 from eagle_eye.server.charts import plots
 from eagle_eye.server.charts.plots import Band, Cast, Stretch, band, begun, cast, drawing_of, picked, silences, without
 from eagle_eye.server.history.history import SeriesSteps

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from eagle_eye.schema.notation import number
+from eagle_eye.schema.labels import number
 from eagle_eye.server.charts import plots
 from eagle_eye.server.charts.plots import Band, Cast, Drawing, Floats, Stretch, drawing_of
 

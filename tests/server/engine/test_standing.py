@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.checks.catalogue import CHECKS
+from eagle_eye.checks.runner import CHECKS
 from eagle_eye.detectors.faults import BY_NAME, FAULTS
 from eagle_eye.server.engine.ledger import (
     FAMILIES,

@@ -21,8 +21,8 @@ import uvicorn
 
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import CONTENT_TYPE, Rank, block
-from eagle_eye.schema.host_lists import expand
 from eagle_eye.schema.metrics import Scope
+from eagle_eye.schema.slurm import expand_hosts
 from eagle_eye.server.app import create_app
 from eagle_eye.server.command import connection_options
 from eagle_eye.server.jobs.slurm import SlurmRest, Squeue
@@ -69,7 +69,7 @@ def _emptied(slurm: Slurm) -> Iterator[None]:
 
 def test_host_lists_are_expanded_as_scontrol_does(slurm: Slurm) -> None:
     text = "gpu[001-003,7,9-11],login,rack[1-2]node[08-10]"
-    assert expand(text) == tuple(slurm.run("scontrol", "show", "hostnames", text).split())
+    assert expand_hosts(text) == tuple(slurm.run("scontrol", "show", "hostnames", text).split())
 
 
 def test_columns_json_and_slurmrestd_say_the_same(slurm: Slurm) -> None:

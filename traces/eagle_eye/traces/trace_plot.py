@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from eagle_eye.schema.labels import metric_label
+from eagle_eye.schema.labels import metric_label, number
 from eagle_eye.schema.metrics import BY_NAME, MetricKind, Scope
-from eagle_eye.schema.near_names import did_you_mean
-from eagle_eye.schema.notation import number
+from eagle_eye.schema.names import did_you_mean
 from eagle_eye.server.backtest.trace_format import Header
 
 try:

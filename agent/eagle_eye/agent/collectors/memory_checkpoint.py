@@ -15,8 +15,8 @@ from eagle_eye.agent.files.foreign import Identity, NotTheirs, follow, open_file
 from eagle_eye.agent.loop.collector import Observed
 from eagle_eye.agent.nccl.process_environment import Environments, ProcessEnvironment, root_of
 from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
-from eagle_eye.schema.events import Event
-from eagle_eye.schema.memory_standing import (
+from eagle_eye.schema.checkpoint_files import (
+    FOLDER_VARIABLE,
     PERSIST_HANGS_S,
     SAID_EVERY_S,
     STANDING_BYTES_MAX,
@@ -25,7 +25,7 @@ from eagle_eye.schema.memory_standing import (
     OlderStep,
     decode_standing,
 )
-from eagle_eye.schema.memory_steps import FOLDER_VARIABLE
+from eagle_eye.schema.events import Event
 
 LOOK_EVERY_S = 5.0  # how often to look for new stores
 STORES_MAX = 8  # per node: usually one per user

@@ -21,8 +21,8 @@ from urllib.parse import urlsplit
 from eagle_eye.agent.files.foreign import content
 from eagle_eye.agent.loop.collector import Drops, TickFrame
 from eagle_eye.schema.frame import Rank
-from eagle_eye.schema.listening import why_not
 from eagle_eye.schema.metrics import METRICS, PROMETHEUS_PREFIX, MetricKind, MetricSpec, Scope
+from eagle_eye.schema.service import why_not_listening
 
 # The agent's /metrics: the newest frame's rows and the agent's own state, in Prometheus' text format 0.0.4.
 #
@@ -353,7 +353,7 @@ class MetricsServer:
                 end.close()
             if not self._said:
                 self._said = True
-                _log.warning("metrics_listen: %s; trying again", why_not(error, host, port))
+                _log.warning("metrics_listen: %s; trying again", why_not_listening(error, host, port))
             return
         self._listener = end
         self._selector.register(end, selectors.EVENT_READ)

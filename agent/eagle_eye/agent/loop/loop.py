@@ -23,7 +23,7 @@ from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import EVENTS_MAX, FRAME_BYTES_MAX, KEYS_MAX, RANKS_MAX, TEXT_CHARS_MAX, Rank
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.schema.rows import VERSION, RowTemplate, RowWriter, Tail, silences, speaking, table
-from eagle_eye.schema.systemd import NotifySocket, watchdog_s
+from eagle_eye.schema.service import NotifySocket, watchdog_s
 
 WATCHDOG_RATIO = 1 / 3  # of the manager's deadline: two notifications may be late
 STARTING_EVERY_S = 10.0  # how often a slow start asks for more time,

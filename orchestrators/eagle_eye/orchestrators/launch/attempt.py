@@ -12,7 +12,7 @@ from eagle_eye.orchestrators.launch.gathering import abandon, end, gather, next_
 from eagle_eye.orchestrators.launch.reachability import ask
 from eagle_eye.orchestrators.launch.state import NEVER_S, UP, Phase, Rules, State, Step, move
 from eagle_eye.schema.backoff import doubled_s
-from eagle_eye.schema.memory_steps import MEMORY_PREFIX
+from eagle_eye.schema.checkpoint_files import MEMORY_PREFIX
 
 # An attempt that ended before its first step because one node's ranks could not reach the others.
 #

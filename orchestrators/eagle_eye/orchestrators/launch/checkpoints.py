@@ -13,8 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from eagle_eye.schema.memory_steps import MEMORY_PREFIX, MemoryStep, whole_in_memory
-from eagle_eye.schema.step_folders import step_folders
+from eagle_eye.schema.checkpoint_files import MEMORY_PREFIX, MemoryStep, step_folders, whole_in_memory
 
 
 class Checkpoint(msgspec.Struct, frozen=True):

@@ -37,7 +37,7 @@ from eagle_eye.orchestrators.launch.state import ENDED, Phase, Rules, due_s
 from eagle_eye.orchestrators.protocol import JobState
 from eagle_eye.planning.rank_layout import LAYOUT_VARIABLE, variable
 from eagle_eye.schema.action import JobUpdate, MemberRank, ReportedExit
-from eagle_eye.schema.memory_steps import MemoryStep, whole_in_memory
+from eagle_eye.schema.checkpoint_files import MemoryStep, whole_in_memory
 
 # Verifies a checkpoint against its own table of contents. Reads files; executes nothing named in them.
 #

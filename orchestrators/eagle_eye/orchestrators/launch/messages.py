@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from eagle_eye.schema.memory_steps import MemoryStep
+from eagle_eye.schema.checkpoint_files import MemoryStep
 
 
 class Prepare(msgspec.Struct, frozen=True):

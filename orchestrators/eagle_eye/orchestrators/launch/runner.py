@@ -60,7 +60,14 @@ from eagle_eye.orchestrators.launch.messages import (
 from eagle_eye.orchestrators.launch.own_process import PR_SET_CHILD_SUBREAPER, note, prctl, write
 from eagle_eye.orchestrators.launch.prepare import Checked, check_node, end_leftovers
 from eagle_eye.orchestrators.launch.standbys import StandbyKeeper
-from eagle_eye.schema.memory_steps import STORE_IDLE_S, STORE_SOCKET, STORE_WORDS, read_steps, spawn_store, store_folder
+from eagle_eye.schema.checkpoint_files import (
+    STORE_IDLE_S,
+    STORE_SOCKET,
+    STORE_WORDS,
+    read_steps,
+    spawn_store,
+    store_folder,
+)
 from eagle_eye.schema.record_types import prepare_record_types
 from eagle_eye.schema.restart_names import SOCKET_VARIABLE
 from eagle_eye.schema.restart_point import PACKET_BYTES_MAX, REASON_CHARS_MAX, AtPoint, GoOn

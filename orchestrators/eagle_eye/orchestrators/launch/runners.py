@@ -35,7 +35,7 @@ from eagle_eye.orchestrators.launch.messages import (
     line,
 )
 from eagle_eye.orchestrators.logs import one_line
-from eagle_eye.schema.memory_steps import MemoryStep
+from eagle_eye.schema.checkpoint_files import MemoryStep
 
 RUNNER = ("-m", "eagle_eye.orchestrators.launch.runner")
 KILLED_WITHIN_S = 2.0

@@ -17,9 +17,14 @@ import msgspec
 
 from eagle_eye.orchestrators.option_values import address, seconds
 from eagle_eye.orchestrators.protocol import Orchestrator
-from eagle_eye.schema.configuration import ENVIRONMENT_PREFIX, ConfigurationError, read_toml
-from eagle_eye.schema.environment_names import foreign, slip
-from eagle_eye.schema.near_names import did_you_mean
+from eagle_eye.schema.configuration import (
+    ENVIRONMENT_PREFIX,
+    ConfigurationError,
+    is_foreign_variable,
+    mistyped_variable,
+    read_toml,
+)
+from eagle_eye.schema.names import did_you_mean
 
 
 class Options(Protocol):
@@ -185,11 +190,11 @@ def _refuse_unknown_variables(
 ) -> None:
     known = {prefix + name.upper() for name in own}
     for variable, value in environ.items():
-        if variable.startswith(prefix) and variable not in known and not foreign(variable, value):
+        if variable.startswith(prefix) and variable not in known and not is_foreign_variable(variable, value):
             names = ", ".join(sorted(known)) or "none"
             meant = did_you_mean(variable, known)
             raise ConfigurationError(f"environment variable {variable} is unknown; known are {names}{meant}")
-    if wrong := slip(environ, known | {ENVIRONMENT_PREFIX + name.upper() for name in shared}):
+    if wrong := mistyped_variable(environ, known | {ENVIRONMENT_PREFIX + name.upper() for name in shared}):
         raise ConfigurationError(wrong)
 
 

@@ -16,7 +16,7 @@ from urllib.parse import quote
 import msgspec
 
 from eagle_eye.orchestrators.errors import CannotCarryOutError, RejectedError, ServerUnreachableError
-from eagle_eye.schema.slurm_states import JobPhase, JobReading, NodeReading, read_job, read_node, state_names
+from eagle_eye.schema.slurm import JobPhase, JobReading, NodeReading, read_job, read_node, state_names
 
 
 # Errors between us and Slurm.

@@ -16,7 +16,7 @@ from eagle_eye.orchestrators.fallback_layouts import no_spare, nodes_by_plan
 from eagle_eye.orchestrators.protocol import Cause
 from eagle_eye.orchestrators.slurm.answers import SlurmJob, SlurmNode
 from eagle_eye.planning.plan import Plan
-from eagle_eye.schema.slurm_states import JobPhase
+from eagle_eye.schema.slurm import JobPhase
 
 # Reasons of our drains: their owner, the incident, and a checksum that shows changes.
 #

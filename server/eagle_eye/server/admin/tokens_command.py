@@ -13,8 +13,7 @@ from typing import TextIO
 import msgspec
 from msgspec.structs import replace
 
-from eagle_eye.schema.configuration import ConfigurationError
-from eagle_eye.schema.private_file import private_file
+from eagle_eye.schema.configuration import ConfigurationError, private_file
 from eagle_eye.server import config as configuration
 from eagle_eye.server.admin import damage
 from eagle_eye.server.model.clock import Clock, SystemClock

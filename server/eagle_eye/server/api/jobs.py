@@ -12,8 +12,7 @@ from msgspec.structs import replace
 from eagle_eye.schema.action import JobUpdate, MemberRank, PaceLeft
 from eagle_eye.schema.frame import KEYS_MAX
 from eagle_eye.schema.metrics import BY_NAME as METRICS
-from eagle_eye.schema.names import NAME_CHARS_MAX, is_name
-from eagle_eye.schema.natural_order import natural
+from eagle_eye.schema.names import NAME_CHARS_MAX, is_name, natural_order
 from eagle_eye.server.accounts.archive import Archive
 from eagle_eye.server.accounts.goodput import TimelineSpan, clipped
 from eagle_eye.server.api import views
@@ -522,7 +521,7 @@ def _nodes(parts: JobChartNeeds, job: str, past: _Past) -> list[str]:
         names.update(membership.nodes if membership is not None else ())
     newest = past.attempts[-1].attempt if past.attempts else 0
     names.update(members_of(parts.store, parts.fleet, job, newest, past.end_s).nodes)
-    return sorted(names, key=natural)
+    return sorted(names, key=natural_order)
 
 
 def _marks(past: _Past) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from eagle_eye.schema import metrics as catalogue
 from eagle_eye.schema.frame import Frame, encode_frame
 from eagle_eye.schema.metrics import MetricSpec, Scope
-from eagle_eye.schema.near_names import did_you_mean
+from eagle_eye.schema.names import did_you_mean
 from eagle_eye.schema.recording import CONTENT_TYPE as RECORDING
 from eagle_eye.schema.recording import VERSION, message
 from eagle_eye.schema.times import unix_seconds

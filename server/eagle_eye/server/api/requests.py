@@ -17,8 +17,7 @@ from pydantic import AfterValidator
 from starlette.exceptions import HTTPException
 
 from eagle_eye.schema.action import EVENT_TYPES
-from eagle_eye.schema.names import NAME_CHARS_MAX
-from eagle_eye.schema.near_names import did_you_mean
+from eagle_eye.schema.names import NAME_CHARS_MAX, did_you_mean
 from eagle_eye.schema.problem import CONTENT_TYPE, problem
 from eagle_eye.schema.times import unix_seconds
 from eagle_eye.server.api.filter_values import FAULT_NAMES

@@ -11,8 +11,7 @@ from typing import Annotated, Any, Protocol
 import msgspec
 from fastapi import APIRouter, Depends, Query, Response
 
-from eagle_eye.schema.names import NAME_CHARS_MAX
-from eagle_eye.schema.near_names import did_you_mean
+from eagle_eye.schema.names import NAME_CHARS_MAX, did_you_mean
 from eagle_eye.server.api import views
 from eagle_eye.server.api.filter_values import FAULT_NAMES
 from eagle_eye.server.api.requests import (

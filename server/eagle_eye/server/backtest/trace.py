@@ -17,7 +17,7 @@ from eagle_eye.schema import events as event_catalogue
 from eagle_eye.schema.action import MemberRank
 from eagle_eye.schema.events import WHOLE_NODE, Event
 from eagle_eye.schema.frame import WIRE_VERSION, Block, Frame, Rank
-from eagle_eye.schema.near_names import did_you_mean
+from eagle_eye.schema.names import did_you_mean
 from eagle_eye.server.backtest.trace_clocks import clock_offsets
 from eagle_eye.server.backtest.trace_format import (
     EVENTS_FILE,

@@ -14,8 +14,7 @@ import msgspec
 from eagle_eye.detectors.faults import BY_NAME
 from eagle_eye.schema.action import ActionKind
 from eagle_eye.schema.events import WHOLE_NODE
-from eagle_eye.schema.names import RULE, is_name
-from eagle_eye.schema.near_names import did_you_mean
+from eagle_eye.schema.names import RULE, did_you_mean, is_name
 from eagle_eye.schema.times import TIME_S_MAX, in_seconds
 
 FORMAT = "eagle-eye-trace/1"

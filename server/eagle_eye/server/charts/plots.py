@@ -14,10 +14,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from eagle_eye.schema.action import EvidenceItem, MemberRank
-from eagle_eye.schema.labels import METRIC_ENDINGS, metric_label, throttled_by
+from eagle_eye.schema.labels import METRIC_ENDINGS, metric_label, number, throttled_by
 from eagle_eye.schema.metrics import BY_NAME, MetricKind, MetricSpec, Scope
-from eagle_eye.schema.natural_order import natural
-from eagle_eye.schema.notation import number
+from eagle_eye.schema.names import natural_order
 from eagle_eye.server.accounts import goodput
 from eagle_eye.server.accounts.goodput import TimelineSpan
 from eagle_eye.server.history.history import SeriesKey, SeriesSteps, Statistic
@@ -580,7 +579,7 @@ def lane_rows(
     of_node: dict[str, list[int]] = defaultdict(list)
     for rank in ranks:
         of_node[rank.node].append(rank.rank)
-    names = sorted(taking_part, key=natural)
+    names = sorted(taking_part, key=natural_order)
     alone = set(list(accused)[: (most - 1) // 2])
     return [_row(group, attempts, taking_part, of_node, concerned, now_s) for group in _groups(names, alone, most)]
 

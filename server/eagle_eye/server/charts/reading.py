@@ -12,7 +12,7 @@ import numpy as np
 
 from eagle_eye.schema.action import MemberRank
 from eagle_eye.schema.metrics import MetricSpec
-from eagle_eye.schema.natural_order import natural
+from eagle_eye.schema.names import natural_order
 from eagle_eye.server.charts.plots import Stretch, picked, stretch
 from eagle_eye.server.history.history import (
     BucketSeries,
@@ -60,7 +60,7 @@ def members_of(store: Store, fleet: Fleet, job: str, attempt: int, time_s: float
     nodes.update(rank.node for rank in ranks)
     if not nodes:
         nodes.update(_on_record(store, job, attempt, time_s))
-    return Members(tuple(sorted(nodes, key=natural)), tuple(ranks))
+    return Members(tuple(sorted(nodes, key=natural_order)), tuple(ranks))
 
 
 def ranks_seen(

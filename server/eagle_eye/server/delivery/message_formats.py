@@ -11,8 +11,7 @@ import msgspec
 
 from eagle_eye.schema import action as schema
 from eagle_eye.schema.action import HEARTBEAT, PING
-from eagle_eye.schema.labels import metric_label
-from eagle_eye.schema.notation import figure
+from eagle_eye.schema.labels import figure, metric_label
 from eagle_eye.schema.times import unix_seconds
 from eagle_eye.server.delivery.attempts import Format, Message, WebhookSettings
 from eagle_eye.server.model.event_labels import severity

@@ -12,8 +12,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from eagle_eye.schema.host_lists import BadHostList, expand
-from eagle_eye.schema.slurm_states import read_job, read_node, state_names
+from eagle_eye.schema.slurm import BadHostList, expand_hosts, read_job, read_node, state_names
 from eagle_eye.server.jobs.source import (
     HELD_STATES,
     JOBS_MAX,
@@ -216,7 +215,7 @@ def _job(
         name=name,
         state=state,
         attempt=int(restarts),
-        nodes=expand(nodes),
+        nodes=expand_hosts(nodes),
         started_s=None if state == "pending" else started_s,  # for a waiting job it is an estimate
         ends_s=ends_s if state in HELD_STATES else None,
         said="+".join(names),
@@ -270,7 +269,7 @@ def _node_of_line(line: str) -> ScheduledNode:
 
 
 def _node(name: str, names: tuple[str, ...], reason: str) -> ScheduledNode:
-    (only,) = expand(name, 1)
+    (only,) = expand_hosts(name, 1)
     node = read_node(names)
     state: NodeState | Literal[""] = "in_service" if node.usable else ""
     if node.drained or node.down:

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from eagle_eye.schema.configuration import ConfigurationError
-from eagle_eye.schema.near_names import did_you_mean
+from eagle_eye.schema.names import did_you_mean
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.site_files.topology import read_places
 
