@@ -109,7 +109,8 @@ class Served:
         server.send(body(*frames, sent_s=self.clock.time_s)).raise_for_status()
 
     def _send_rows(self, server: Running, frames: list[Frame]) -> None:
-        templates, rows = {}, []
+        templates: dict[bytes, None] = {}
+        rows: list[bytes] = []
         for frame in frames:
             template = template_of(frame)
             raw = encode_template(template)
