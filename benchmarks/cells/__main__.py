@@ -33,8 +33,8 @@ from benchmarks.ingest.processes import GENERATOR_CORE, Course, Look, free_port,
 from benchmarks.result_file import write_result
 from eagle_eye.demo.postgresql import programs
 from eagle_eye.server.model.records import JobCell
-from eagle_eye.server.store.factory import open_records
 from eagle_eye.server.store.settings import DEFAULT_CELL, RecordsSettings
+from eagle_eye.server.store.sql_store import open_records
 from eagle_eye.server.store.store import Change
 from tests.server.postgresql_server import PostgresqlServer, serving
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from eagle_eye.server.model.records import AuditEntry
-from eagle_eye.server.store.factory import open_records
 from eagle_eye.server.store.settings import RecordsSettings
+from eagle_eye.server.store.sql_store import open_records
 from eagle_eye.server.store.store import INCIDENTS, Change, Store
 from tests.server.builders import incident
 from tests.server.postgresql_server import PostgresqlServer

@@ -45,7 +45,7 @@ from eagle_eye.server.backtest.trace import Trace
 from eagle_eye.server.engine.engine import Engine
 from eagle_eye.server.engine.settings import DetectionSettings, PolicySettings
 from eagle_eye.server.monitor.detection_loop import DetectionLoop
-from eagle_eye.server.store.factory import RECORDS_FILE, open_file
+from eagle_eye.server.store.sql_store import RECORDS_FILE, open_file
 
 START_S = 1_780_000_000.0
 STEP_S = 1.0  # one training step an interval

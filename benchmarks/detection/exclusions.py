@@ -26,8 +26,7 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.detection.generate import compute_ratio, work_is_equal, written
-from eagle_eye.server.backtest.run import Backtest, VerdictLine
-from eagle_eye.server.backtest.score import DISRUPTIVE, quantile
+from eagle_eye.server.backtest.run import DISRUPTIVE_ACTIONS, Backtest, VerdictLine, quantile
 from eagle_eye.server.backtest.trace import Trace
 from eagle_eye.server.engine.settings import DetectionSettings, PolicySettings
 from eagle_eye.simulator.scenario import PHYSICS, Scenario
@@ -112,7 +111,7 @@ def found(scenario: Scenario, run: Recording, lines: Sequence[VerdictLine], *, a
     """Return what came of a trace of which this was said."""
     label = run.labels[0] if run.labels else None
     culprits = set(label.nodes) if label is not None and label.expect == "exclude" else set()
-    disruptive = [line for line in lines if line.action in DISRUPTIVE]
+    disruptive = [line for line in lines if line.action in DISRUPTIVE_ACTIONS]
     out = [line for line in disruptive if line.action == "exclude_node" and set(line.nodes) == culprits]
     wrong = len(disruptive) - len(out)
     if label is None or not out:

@@ -25,8 +25,7 @@ from rich.table import Table
 
 from benchmarks.detection.generate import written
 from benchmarks.result_file import write_result
-from eagle_eye.server.backtest.run import Backtest
-from eagle_eye.server.backtest.score import DISRUPTIVE
+from eagle_eye.server.backtest.run import DISRUPTIVE_ACTIONS, Backtest
 from eagle_eye.server.backtest.trace import Trace
 from eagle_eye.server.engine.settings import DetectionSettings, PolicySettings
 from eagle_eye.simulator.scenario import Scenario
@@ -60,7 +59,7 @@ def judged(seed: int, nodes: int, pause_s: float, minutes: float) -> Fleet:
         begin_s += CHECKPOINT_EVERY_S
     with written(record(story), "remote_write") as folder:
         lines = list(Backtest(Trace(folder), DetectionSettings(), PolicySettings()).run())
-    acted = tuple(f"{line.action} {line.fault} {line.node}" for line in lines if line.action in DISRUPTIVE)
+    acted = tuple(f"{line.action} {line.fault} {line.node}" for line in lines if line.action in DISRUPTIVE_ACTIONS)
     gpu_s, node_s = (scraping(seed, exporter).interval_s for exporter in (GPU_EXPORTER, NODE_EXPORTER))
     return Fleet(seed, nodes, gpu_s, node_s, acted)
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from benchmarks.detection.plan import Case
 from benchmarks.detection.score import Outcome
-from eagle_eye.server.backtest.run import VerdictLine
-from eagle_eye.server.backtest.score import DISRUPTIVE, Scorecard
+from eagle_eye.server.backtest.run import DISRUPTIVE_ACTIONS, Scorecard, VerdictLine
 from eagle_eye.server.backtest.trace import Label
 from eagle_eye.simulator.second_physics import drawn
 
@@ -75,7 +74,7 @@ def _false(outcome: Outcome) -> list[VerdictLine]:
     return [
         line
         for number, line in enumerate(lines)
-        if line.action in DISRUPTIVE
+        if line.action in DISRUPTIVE_ACTIONS
         and _score(outcome.labels, lines[:number] + lines[number + 1 :], outcome).overall.false < false
     ]
 

@@ -45,7 +45,7 @@ from benchmarks.detection import generate, judge
 from benchmarks.detection.exclusions import SLOW_RATIO
 from benchmarks.detection.plan import Case, Plan
 from benchmarks.detection.score import Outcome
-from eagle_eye.server.backtest.score import Scorecard, quantile
+from eagle_eye.server.backtest.run import Scorecard, quantile
 from eagle_eye.simulator.names import FAULTS
 from eagle_eye.simulator.scenario import PHYSICS
 from eagle_eye.simulator.simulate import tell

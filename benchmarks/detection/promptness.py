@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from benchmarks.detection import generate
 from benchmarks.detection.plan import Case
 from benchmarks.detection.score import Outcome
-from eagle_eye.server.backtest.score import Scorecard, quantile
+from eagle_eye.server.backtest.run import Scorecard, quantile
 
 FACTS = frozenset({"gpu_lost", "gpu_memory_error", "process_crash", "out_of_memory"})
 HANGS = frozenset({"hang", "gpu_hang", "network_hang"})

@@ -19,8 +19,15 @@ from typing import Any
 import msgspec
 
 from benchmarks.detection.baselines.protocol import Accusation, once_each
-from eagle_eye.server.backtest.run import VerdictLine
-from eagle_eye.server.backtest.score import DAY_S, DISRUPTIVE, GRACE_S, Scorecard, ScoreCounts, poisson_upper
+from eagle_eye.server.backtest.run import (
+    DAY_S,
+    DISRUPTIVE_ACTIONS,
+    GRACE_S,
+    Scorecard,
+    ScoreCounts,
+    VerdictLine,
+    poisson_upper,
+)
 from eagle_eye.server.backtest.trace import Label
 
 NAMEABLE = ("exclude", "restart")
@@ -89,7 +96,7 @@ def claims_of(lines: Iterable[VerdictLine]) -> list[Accusation]:
     for line in lines:
         if line.action == "exclude_node":
             claims += [Accusation(line.time, node) for node in line.nodes]
-        elif line.action in DISRUPTIVE and line.node is not None:
+        elif line.action in DISRUPTIVE_ACTIONS and line.node is not None:
             claims.append(Accusation(line.time, line.node))
     return once_each(claims)
 

@@ -26,7 +26,7 @@ from benchmarks.failover.servers import ADMIN, Database, Member, Pair
 from benchmarks.failover.subscriber import SubscribedSite
 from benchmarks.ingest.processes import free_port
 from benchmarks.soak.site import Process, until
-from eagle_eye.server.store.lease import TERM_LEASES_MIN
+from eagle_eye.server.store.leadership import TERM_LEASES_MIN
 
 PATIENCE_S = 90.0
 READY_S = 30.0

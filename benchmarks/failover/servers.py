@@ -24,8 +24,8 @@ from benchmarks.ingest.processes import free_port
 from benchmarks.soak.site import Process, until
 from eagle_eye.server.model.records import Token
 from eagle_eye.server.security.auth import sha256
-from eagle_eye.server.store.factory import open_records
 from eagle_eye.server.store.settings import RecordsSettings
+from eagle_eye.server.store.sql_store import open_records
 from eagle_eye.server.store.store import Change
 from tests.server.postgresql_server import USER, PostgresqlServer, replica_of, serving
 

@@ -136,7 +136,7 @@ def _decided(decisions: int) -> dict[str, list[float]]:
 
 def _opened(file: Path) -> Any:
     try:
-        from eagle_eye.server.store.factory import open_file
+        from eagle_eye.server.store.sql_store import open_file
     except ModuleNotFoundError:
         import importlib  # trees from before records had two engines
 

@@ -18,7 +18,7 @@ from eagle_eye.server.engine.settings import DetectionSettings, PolicySettings
 from eagle_eye.server.jobs.reconcile import agreed_state
 from eagle_eye.server.model.records import Job
 from eagle_eye.server.monitor.detection_loop import DetectionLoop
-from eagle_eye.server.store.factory import open_file
+from eagle_eye.server.store.sql_store import open_file
 from eagle_eye.server.store.store import ACTIONS, INCIDENTS, JOBS, NODES, Change
 
 START_S = 1_700_000_000.0

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from eagle_eye.server.history.embedded_history import HISTORY_FILE
-from eagle_eye.server.store.factory import RECORDS_FILE
+from eagle_eye.server.store.sql_store import RECORDS_FILE
 from tests.server.builders import frame
 from tests.server.own_process import OwnProcess, ended, serving, wait_until
 from tests.server.test_damage import fill

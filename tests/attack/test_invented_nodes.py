@@ -11,7 +11,7 @@ import pytest
 
 from eagle_eye.server.model.records import Scope
 from eagle_eye.server.security.auth import mint
-from eagle_eye.server.store.factory import RECORDS_FILE, open_file
+from eagle_eye.server.store.sql_store import RECORDS_FILE, open_file
 from eagle_eye.server.store.store import Change
 from tests.server.builders import body, frame
 from tests.server.own_process import OwnProcess, serving

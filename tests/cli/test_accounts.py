@@ -13,7 +13,7 @@ import pytest
 from eagle_eye.cli.main import main
 from eagle_eye.server.accounts.node_records import compared
 from eagle_eye.server.engine.settings import ModeRule, PolicySettings
-from eagle_eye.server.model.account_records import Comparison, Gpu, Ticket
+from eagle_eye.server.model.records import Comparison, Gpu, Ticket
 from eagle_eye.server.store.store import Change
 from tests.server.accounts.past import attempt, three_failures
 from tests.server.builders import NOW, Running, action, incident, running

@@ -14,8 +14,8 @@ import pytest
 
 from eagle_eye.cli.main import main
 from eagle_eye.schema.frame import Frame
-from eagle_eye.server.backtest.trace_format import Header, Label, MembershipLine, TraceEvent, TraceNode, TraceRank
-from eagle_eye.server.backtest.writer import TraceWriter
+from eagle_eye.server.backtest.recorder import TraceWriter
+from eagle_eye.server.backtest.trace import Header, Label, MembershipLine, TraceEvent, TraceNode, TraceRank
 from eagle_eye.server.model.clock import SystemClock
 from eagle_eye.server.model.records import Job
 from tests.server.builders import running

@@ -160,7 +160,7 @@ def test_training_goes_on_with_the_first_training_after_the_first_executed_actio
 
 
 def moment(at_s: float) -> str:
-    from eagle_eye.server.model.timestamps import rfc3339
+    from eagle_eye.server.model.clock import rfc3339
 
     return rfc3339(NOW + at_s)
 

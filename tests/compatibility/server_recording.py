@@ -22,8 +22,7 @@ from eagle_eye.server.history.settings import HistorySettings
 from eagle_eye.server.model.records import AuditEntry, Job, Node
 from eagle_eye.server.security import auth
 from eagle_eye.server.store import store
-from eagle_eye.server.store.factory import open_file
-from eagle_eye.server.store.sql_store import SqlStore
+from eagle_eye.server.store.sql_store import SqlStore, open_file
 from tests.server.builders import NOW, FakeClock, action, batch_of, event, frame, incident, subscription
 
 FRAMES = 3

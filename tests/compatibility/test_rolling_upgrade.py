@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import sys
 import time
@@ -15,10 +14,10 @@ import pytest
 
 from eagle_eye.demo.postgresql import programs
 from eagle_eye.orchestrators.protocol import JobState
-from eagle_eye.server.store.factory import open_records
-from eagle_eye.server.store.migration import NEWEST
 from eagle_eye.server.store.settings import RecordsSettings
+from eagle_eye.server.store.sql_store import open_records
 from eagle_eye.server.store.store import Change
+from tests.compatibility.next_version import next_version
 from tests.server.builders import SECRET, action
 from tests.server.own_process import OwnProcess, serving, wait_until
 from tests.server.postgresql_server import serving as serving_postgresql
@@ -26,38 +25,14 @@ from tests.server.shipped_receiver import Shipped, shipped
 
 pytestmark = pytest.mark.slow  # six starts of servers
 
-REPOSITORY = Path(__file__).parents[2]
 JOB = JobState(0, frozenset({"n1", "n2"}), running=True)
 LEASE_S = 60.0  # what is handed over is not waited for
-NEXT = f'''"""What the next version adds."""
-
-from alembic import op
-from sqlalchemy import Column, Integer
-
-revision = "9000"
-down_revision = "{NEWEST}"
-keeps_older_servers = True
-
-
-def upgrade():
-    op.add_column("actions", Column("later", Integer, nullable=False, server_default="0"))
-    op.create_table("later", Column("id", Integer, primary_key=True))
-'''
 
 
 @pytest.fixture(scope="module")
 def newer(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The Python of the next version: this one, whose tables have a version more."""
-    folder = tmp_path_factory.mktemp("newer")
-    shutil.copytree(REPOSITORY / "server/eagle_eye", folder / "server/eagle_eye")
-    store = folder / "server/eagle_eye/server/store"
-    (store / "migrations/versions/v9000_later.py").write_text(NEXT, encoding="utf-8")
-    migration = (store / "migration.py").read_text(encoding="utf-8")
-    (store / "migration.py").write_text(migration.replace(f'NEWEST = "{NEWEST}"', 'NEWEST = "9000"'), encoding="utf-8")
-    python = folder / "python"
-    python.write_text(f'#!/bin/sh\nPYTHONPATH={folder}/server exec {sys.executable} "$@"\n', encoding="utf-8")
-    python.chmod(0o755)
-    return str(python)
+    return next_version(tmp_path_factory.mktemp("newer"))
 
 
 class Site:

@@ -1,12 +1,10 @@
-"""From an earlier version to this one and back, as docs/how-to/upgrading.md has it: real servers on one real folder."""
+"""From this version to the next and back, as docs/how-to/upgrading.md has it: real servers on one real folder."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-import sysconfig
 import time
-import venv
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,13 +12,12 @@ from typing import Any
 import pytest
 
 from eagle_eye.schema.events import Event
+from tests.compatibility.next_version import next_version
 from tests.server.builders import frame
 from tests.server.own_process import OwnProcess, serving, wait_until
 
-pytestmark = pytest.mark.slow  # an earlier version is installed, and several servers run
+pytestmark = pytest.mark.slow  # several servers run
 
-REPOSITORY = Path(__file__).parents[2]
-EARLIER = "31f2c76075ee9062f6d9106e40efcd7efe347d0b"  # with loose modules, two levels of history, frames in the spool
 FRAMES = 5
 
 
@@ -47,24 +44,13 @@ THIS = Version(sys.executable)
 
 
 @pytest.fixture(scope="module")
-def earlier(tmp_path_factory: pytest.TempPathFactory) -> Version:
-    folder = tmp_path_factory.mktemp("earlier")
-    archive = subprocess.run(["git", "archive", EARLIER], cwd=REPOSITORY, capture_output=True, check=False)
-    if archive.returncode != 0:
-        pytest.skip(f"the earlier version is not in this copy: {archive.stderr.decode(errors='replace').strip()}")
-    subprocess.run(["tar", "--extract", "--directory", str(folder)], input=archive.stdout, check=True)
-    environment = folder / "environment"
-    venv.create(environment, symlinks=True)
-    installed = sysconfig.get_path("purelib")  # a folder on the path: what its own .pth names is not
-    library = sysconfig.get_path("purelib", vars={"base": str(environment), "platbase": str(environment)})
-    portions = sorted(str(path.parent) for path in folder.glob("*/eagle_eye"))
-    (Path(library) / "earlier.pth").write_text("\n".join([installed, *portions]), encoding="utf-8")
-    return Version(str(environment / "bin/python"))
+def newer(tmp_path_factory: pytest.TempPathFactory) -> Version:
+    return Version(next_version(tmp_path_factory.mktemp("newer")))
 
 
 @dataclass
 class Site:
-    """A folder that the earlier version has served, its backup, and what the API said of both."""
+    """A folder that this version has served, its backup, and what the API said of both."""
 
     data: Path
     backup: Path
@@ -94,43 +80,41 @@ def power(server: OwnProcess, start_s: float) -> list[Any]:
 
 
 @pytest.fixture
-def site(earlier: Version, tmp_path: Path) -> Site:
+def site(tmp_path: Path) -> Site:
     data, backup, start_s = tmp_path / "data", tmp_path / "backup", time.time() - FRAMES
-    with earlier.serving(data) as server:
+    with THIS.serving(data) as server:
         sent(server, 1, start_s, Event(start_s + 0.5, "xid", 0, {"code": 79}))
         wait_until(lambda: bool(incidents(server)))
         kept = Site(data, backup, incidents(server), power(server, start_s), start_s)
-        copied = earlier.command("backup", str(backup), "--data", str(data))
+        copied = THIS.command("backup", str(backup), "--data", str(data))
         assert copied.returncode == 0, copied.stderr
     assert kept.power
     assert kept.power[0]
     return kept
 
 
-def test_this_version_has_what_the_earlier_one_kept_and_goes_on(site: Site) -> None:
-    with THIS.serving(site.data) as server:
+def test_the_next_version_has_what_this_one_kept_and_goes_on(site: Site, newer: Version) -> None:
+    with newer.serving(site.data) as server:
         assert incidents(server) == site.incidents
         assert power(server, site.start_s) == site.power
         sent(server, FRAMES + 1, site.start_s)
         assert server.storage() == "ok"
 
 
-def test_the_earlier_version_goes_on_with_its_backup_and_with_the_frames_that_came_since(
-    site: Site, earlier: Version
-) -> None:
-    with THIS.serving(site.data) as server:
+def test_this_version_goes_on_with_its_backup_and_with_the_frames_that_came_since(site: Site, newer: Version) -> None:
+    with newer.serving(site.data) as server:
         sent(server, FRAMES + 1, site.start_s)
-    restored = earlier.command("backup", "restore", str(site.backup), "--data", str(site.data))
+    restored = THIS.command("backup", "restore", str(site.backup), "--data", str(site.data))
     assert restored.returncode == 0, restored.stderr
-    with earlier.serving(site.data) as server:
+    with THIS.serving(site.data) as server:
         assert incidents(server) == site.incidents
         assert power(server, site.start_s) == site.power
 
 
-def test_the_earlier_version_goes_on_with_the_folder_as_it_is(site: Site, earlier: Version) -> None:
-    with THIS.serving(site.data) as server:
+def test_this_version_goes_on_with_the_folder_as_the_next_one_left_it(site: Site, newer: Version) -> None:
+    with newer.serving(site.data) as server:
         sent(server, FRAMES + 1, site.start_s)
-    with earlier.serving(site.data) as server:
+    with THIS.serving(site.data) as server:
         assert incidents(server) == site.incidents
         assert power(server, site.start_s) == site.power
         assert server.storage() == "ok"

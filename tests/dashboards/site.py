@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from eagle_eye.schema.metrics import BY_NAME
-from eagle_eye.server.store.factory import RECORDS_FILE, open_file
+from eagle_eye.server.store.sql_store import RECORDS_FILE, open_file
 from eagle_eye.server.store.store import Change
 from tests.loopback import free_port
 from tests.server.builders import action, incident

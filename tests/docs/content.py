@@ -29,7 +29,7 @@ from eagle_eye.schema.action import ActionRequest, JobUpdate
 from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.server import config as server_config
 from eagle_eye.server.backtest.policy_cases import read_cases
-from eagle_eye.server.backtest.trace_format import Label
+from eagle_eye.server.backtest.trace import Label
 from tests.docs.pages import Block
 
 # The struct that reads or writes a JSON block, by keys that no other has; in an answer to frames, each request's.

@@ -14,8 +14,8 @@ import pytest
 
 from eagle_eye.demo.postgresql import programs
 from eagle_eye.server import config as configuration
-from eagle_eye.server.store.factory import open_records
 from eagle_eye.server.store.settings import RecordsSettings
+from eagle_eye.server.store.sql_store import open_records
 from eagle_eye.server.store.store import TOKENS
 from tests.packaging.container_site import REPOSITORY, version
 from tests.server.postgresql_server import serving

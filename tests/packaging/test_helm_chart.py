@@ -20,7 +20,7 @@ import yaml
 from eagle_eye.checkpoint import store_command
 from eagle_eye.server import config as configuration
 from eagle_eye.server.command import refuse_unprotected_address
-from eagle_eye.server.store.factory import RECORDS_FILE, open_file
+from eagle_eye.server.store.sql_store import RECORDS_FILE, open_file
 from eagle_eye.server.store.store import TOKENS
 from tests.orchestrators.kubernetes.rights import MANIFEST
 from tests.packaging.container_site import REPOSITORY, version

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from eagle_eye.server.model.account_records import Attempt, AttemptMembers
-from eagle_eye.server.model.records import Job
+from eagle_eye.server.model.records import Attempt, AttemptMembers, Job
 from eagle_eye.server.store.store import Change
 from tests.page.site import LaggingClock, replayed, until
 from tests.server.builders import UNREAD_LOG, Running, incident, running

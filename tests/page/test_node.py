@@ -10,8 +10,7 @@ import pytest
 from eagle_eye.schema.frame import Frame, block
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.server.accounts.node_records import compared
-from eagle_eye.server.model.account_records import Comparison, DriverError, Gpu
-from eagle_eye.server.model.records import CheckOutcome, Figure, Node, NodeCheck
+from eagle_eye.server.model.records import CheckOutcome, Comparison, DriverError, Figure, Gpu, Node, NodeCheck
 from eagle_eye.server.store.store import Change
 from tests.page.conftest import Complaints
 from tests.page.site import LaggingClock, until

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from eagle_eye.server.engine.settings import ModeRule, PolicySettings
-from eagle_eye.server.model.account_records import Attempt, Ticket
+from eagle_eye.server.model.records import Attempt, Ticket
 from eagle_eye.server.store.store import Change
 from tests.page.site import LaggingClock
 from tests.server.builders import Running, action, incident, running

@@ -37,8 +37,7 @@ from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.model.records import Action, Incident, Job, NewsSilence, OutboundEvent, Subscription
 from eagle_eye.server.monitor.watcher import IncidentCounts, JobProgress, JobShare, Latest, StepProgress
-from eagle_eye.server.store.factory import RECORDS_FILE, open_file
-from eagle_eye.server.store.sql_store import SqlStore
+from eagle_eye.server.store.sql_store import RECORDS_FILE, SqlStore, open_file
 from eagle_eye.server.telemetry import logs
 from eagle_eye.server.telemetry.latencies import Latencies
 from eagle_eye.server.transport.accept import AcceptingServer

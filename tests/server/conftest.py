@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from eagle_eye.demo.postgresql import programs
-from eagle_eye.server.store.factory import open_file, open_records
 from eagle_eye.server.store.settings import RecordsSettings
-from eagle_eye.server.store.sql_store import SqlStore
+from eagle_eye.server.store.sql_store import SqlStore, open_file, open_records
 from tests.server.postgresql_server import Opens, PostgresqlServer, serving
 
 ENGINES = ("sqlite", "postgresql")

@@ -10,8 +10,7 @@ from typing import Any
 from eagle_eye.schema.action import EvidenceItem, MemberRank
 from eagle_eye.schema.frame import Frame, Rank, block
 from eagle_eye.schema.metrics import Scope
-from eagle_eye.server.model.account_records import Attempt, AttemptMembers, Gpu
-from eagle_eye.server.model.records import AuditEntry, Delivery, Job, Node
+from eagle_eye.server.model.records import Attempt, AttemptMembers, AuditEntry, Delivery, Gpu, Job, Node
 from eagle_eye.server.store.store import Change
 from tests.server.builders import NOW, FakeClock, Running, action, body, frame, incident, running
 

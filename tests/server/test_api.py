@@ -7,9 +7,9 @@ from typing import Any
 import httpx
 import pytest
 
-from eagle_eye.server.model.account_records import Attempt
+from eagle_eye.server.model.clock import rfc3339
 from eagle_eye.server.model.errors import StoreUnavailable
-from eagle_eye.server.model.timestamps import rfc3339
+from eagle_eye.server.model.records import Attempt
 from eagle_eye.server.monitor.readiness import Heartbeat
 from eagle_eye.server.monitor.watcher import JobProgress
 from eagle_eye.server.store.store import ACTIONS, DELIVERIES, EVENTS, Change

@@ -9,16 +9,14 @@ import pytest
 from sqlalchemy import text
 
 from eagle_eye.schema.action import ACTION_REQUESTED, INCIDENT_OPENED, Report
-from eagle_eye.server.admin import records_copy
+from eagle_eye.server.admin import records_command
 from eagle_eye.server.engine import ledger
 from eagle_eye.server.engine.incidents import OpenedIncident, WantedAction
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.model.records import ActionState
-from eagle_eye.server.store.factory import open_file, open_records
 from eagle_eye.server.store.settings import RecordsSettings
-from eagle_eye.server.store.sql_store import SqlStore
-from eagle_eye.server.store.sqlite import SqliteFile
+from eagle_eye.server.store.sql_store import SqliteFile, SqlStore, open_file, open_records
 from eagle_eye.server.store.store import ACTIONS, EVENTS, INCIDENTS, Change
 from tests.server.builders import action, incident
 from tests.server.cutting_relay import Cut, cutting_relay
@@ -88,7 +86,7 @@ def test_what_failed_is_tried_again_as_another_action(store: SqlStore) -> None:
 def test_copied_records_make_the_ids_that_they_made_before(tmp_path: Path) -> None:
     with closing(open_file(tmp_path / "from.db")) as source:
         expected = source.new_id(REQUEST)
-    records_copy.copy(SqliteFile(tmp_path / "from.db"), SqliteFile(tmp_path / "to.db"))
+    records_command.copy_records(SqliteFile(tmp_path / "from.db"), SqliteFile(tmp_path / "to.db"))
     with closing(open_file(tmp_path / "to.db")) as target:
         assert target.new_id(REQUEST) == expected
 

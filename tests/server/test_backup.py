@@ -12,13 +12,13 @@ import httpx
 import pytest
 
 from eagle_eye.cli.main import main
-from eagle_eye.server.admin import backup
-from eagle_eye.server.admin.backup import SUMS_FILE, back_up
+from eagle_eye.server.admin import backup_command
+from eagle_eye.server.admin.backup_command import SUMS_FILE, back_up
+from eagle_eye.server.admin.data_folder import held
 from eagle_eye.server.model.errors import BackupFailed
 from eagle_eye.server.model.records import EvidenceRequest
 from eagle_eye.server.security import auth
-from eagle_eye.server.store.data_folder import held
-from eagle_eye.server.store.factory import RECORDS_FILE, open_file
+from eagle_eye.server.store.sql_store import RECORDS_FILE, open_file
 from eagle_eye.server.store.store import INCIDENTS, Change
 from tests.server.builders import NOW, body, frame, incident, running
 
@@ -86,7 +86,7 @@ def test_commits_during_the_copy_neither_end_up_in_it_nor_hold_it_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = tmp_path / "data"
-    monkeypatch.setattr(backup, "PAGES_PER_STEP", 16)
+    monkeypatch.setattr(backup_command, "PAGES_PER_STEP", 16)
     store = open_file(data / RECORDS_FILE)
     store.commit(Change(incidents=tuple(incident(f"inc_{n}", summary="x" * 65_536) for n in range(10))))
     steps: list[int] = []
@@ -215,7 +215,7 @@ def test_a_backup_is_put_back_what_was_there_is_set_aside_and_what_came_later_st
     store = open_file(data / RECORDS_FILE)
     assert store.get(INCIDENTS, "inc_1") is not None
     store.close()
-    assert not [path for path in names(data) if backup.PARTIAL in path]
+    assert not [path for path in names(data) if backup_command.PARTIAL in path]
 
 
 def test_one_database_is_put_back_without_the_other(tmp_path: Path) -> None:

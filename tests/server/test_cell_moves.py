@@ -8,8 +8,7 @@ import pytest
 
 from eagle_eye.server.model.records import CellStatus, JobCell
 from eagle_eye.server.monitor.cells import REST_S, balanced, drained, moved, why_held
-from eagle_eye.server.store.factory import open_file
-from eagle_eye.server.store.sql_store import SqlStore
+from eagle_eye.server.store.sql_store import SqlStore, open_file
 from eagle_eye.server.store.store import CELLS, INCIDENTS, JOB_CELLS, Change
 from tests.server.builders import NOW, action, incident
 

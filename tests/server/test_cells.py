@@ -23,8 +23,8 @@ from eagle_eye.cli.main import main
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import Rank, block, encode_frame
 from eagle_eye.schema.metrics import Scope
-from eagle_eye.server.store.factory import open_records
 from eagle_eye.server.store.settings import RecordsSettings
+from eagle_eye.server.store.sql_store import open_records
 from eagle_eye.server.store.store import Change
 from tests.server.builders import action, frame
 from tests.server.own_process import OwnProcess, serving, wait_until

@@ -12,9 +12,9 @@ import pytest
 from eagle_eye.schema.action import ActionClaim, Report
 from eagle_eye.server.delivery.events import claimed_action
 from eagle_eye.server.engine import ledger
+from eagle_eye.server.model.clock import rfc3339
 from eagle_eye.server.model.errors import IllegalTransition
 from eagle_eye.server.model.records import ActionState
-from eagle_eye.server.model.timestamps import rfc3339
 from eagle_eye.server.store.store import Change
 from tests.server.builders import NOW, Running, action, running
 

@@ -21,7 +21,7 @@ from eagle_eye.cli.main import main
 from eagle_eye.server.admin import tokens_command
 from eagle_eye.server.history.settings import HistorySettings, of_earlier_versions
 from eagle_eye.server.security.auth import sha256
-from eagle_eye.server.store.factory import RECORDS_FILE, open_file
+from eagle_eye.server.store.sql_store import RECORDS_FILE, open_file
 from tests.loopback import free_port
 from tests.server.builders import FakeClock, logging_put_back
 

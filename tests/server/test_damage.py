@@ -16,14 +16,12 @@ import pytest
 from eagle_eye.cli.main import main
 from eagle_eye.schema.frame import CONTENT_TYPE
 from eagle_eye.schema.rows import CONTENT_TYPE as ROWS_CONTENT_TYPE
-from eagle_eye.server.admin import damage, integrity
-from eagle_eye.server.admin.integrity import Integrity
+from eagle_eye.server.admin import data_folder
+from eagle_eye.server.admin.data_folder import Integrity, held
 from eagle_eye.server.history.embedded_history import HISTORY_FILE
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.security import auth
-from eagle_eye.server.store import write_ahead_log
-from eagle_eye.server.store.data_folder import held
-from eagle_eye.server.store.factory import RECORDS_FILE, open_file
+from eagle_eye.server.store.sql_store import RECORDS_FILE, open_file
 from eagle_eye.server.store.store import INCIDENTS, Change
 from tests.server.builders import NOW, FakeClock, Running, body, frame, incident, logging_put_back, running
 from tests.server.segments.kept import compact
@@ -129,7 +127,7 @@ def test_a_database_in_trouble_is_said_with_the_remedy_and_the_other_is_served(
     assert ((data / name).read_bytes() if (data / name).exists() else None) == broken
 
     with held(data) as hold:
-        damage.ready(hold, accept_empty=True)
+        data_folder.ready(hold, accept_empty=True)
     assert f"{data / name}" in caplog.text
     assert "begins anew" in caplog.text
     if broken is not None:
@@ -175,7 +173,7 @@ def test_a_segment_in_trouble_is_set_aside_and_queries_say_which_times_they_lack
 
 
 def _rfc3339(minute: int) -> str:
-    from eagle_eye.server.model.timestamps import rfc3339
+    from eagle_eye.server.model.clock import rfc3339
 
     return rfc3339(NOW + minute * MINUTE_S)
 
@@ -185,7 +183,7 @@ def test_a_folder_that_is_new_or_was_only_given_tokens_begins_without_a_word(tmp
         if data.name == "tokens":
             assert main(["tokens", "create", "--scope", "read", "--data", str(data)]) == 0
         with held(data) as hold:
-            damage.ready(hold, accept_empty=False)
+            data_folder.ready(hold, accept_empty=False)
         assert not list(data.glob("set-aside-*"))
 
 
@@ -196,7 +194,7 @@ def test_the_folder_itself_remembers_which_databases_it_has_had(tmp_path: Path) 
         held(tmp_path) as hold,
         pytest.raises(StoreUnavailable, match=r"records\.db is missing.*history\.db is missing"),
     ):
-        damage.ready(hold, accept_empty=False)
+        data_folder.ready(hold, accept_empty=False)
 
 
 def test_no_token_is_made_where_records_are_missing(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -222,20 +220,20 @@ def test_what_is_wrong_with_a_write_ahead_log_is_what_a_crash_cannot_have_done(t
     killed, whole = committed(tmp_path / "data", 12)
     log = killed / f"{RECORDS_FILE}-wal"
     (page_bytes,) = struct.unpack(">I", whole[8:12])
-    step = page_bytes + write_ahead_log.FRAME.size
-    assert damage.troubles(killed, ()) == []
-    assert write_ahead_log.read(log).bytes == len(whole)
+    step = page_bytes + data_folder.FRAME.size
+    assert data_folder.troubles(killed, ()) == []
+    assert data_folder.read_log(log).bytes == len(whole)
     rng = random.Random(SEED)
     for cut in [rng.randrange(len(whole)) for _ in range(20)]:  # a power cut
         log.write_bytes(whole[:cut] + rng.randbytes(rng.randrange(step)))
-        assert damage.troubles(killed, ()) == []
+        assert data_folder.troubles(killed, ()) == []
     for at in [rng.randrange(len(whole) // 2) for _ in range(20)]:
         log.write_bytes(whole[:at] + rng.randbytes(64) + whole[at + 64 :])
-        (found,) = damage.troubles(killed, ())
+        (found,) = data_folder.troubles(killed, ())
         assert found.path == log
     with held(killed) as hold:
-        damage.ready(hold, accept_empty=True)
-    assert damage.troubles(killed, ()) == []
+        data_folder.ready(hold, accept_empty=True)
+    assert data_folder.troubles(killed, ()) == []
     store = open_file(killed / RECORDS_FILE)
     kept = [one.id for one in store.all(INCIDENTS)]
     assert kept == [f"inc_{number}" for number in range(len(kept))]
@@ -247,7 +245,7 @@ def test_the_log_reaches_as_far_as_sqlite_says(tmp_path: Path) -> None:
     log = killed / f"{RECORDS_FILE}-wal"
     for cut in range(0, len(whole), len(whole) // 15):
         log.write_bytes(whole[:cut])
-        found = write_ahead_log.read(log)
+        found = data_folder.read_log(log)
         copy = tmp_path / f"copy-{cut}"
         shutil.copytree(killed, copy)
         with sqlite3.connect(copy / RECORDS_FILE, isolation_level=None) as reader:
@@ -255,7 +253,7 @@ def test_the_log_reaches_as_far_as_sqlite_says(tmp_path: Path) -> None:
             _, frames, _ = reader.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         reader.close()
         assert found.size_pages in (0, pages)
-        assert frames <= 0 or found.bytes == write_ahead_log.HEADER.size + frames * (4096 + write_ahead_log.FRAME.size)
+        assert frames <= 0 or found.bytes == data_folder.HEADER.size + frames * (4096 + data_folder.FRAME.size)
 
 
 @pytest.mark.parametrize("name", DATABASES)
@@ -269,11 +267,11 @@ def test_a_database_that_was_cut_off_is_said(data: Path, capsys: pytest.CaptureF
 def test_of_a_large_file_only_ends_and_tables_are_looked_at(
     data: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(damage, "WHOLE_BYTES_MAX", 0)
-    monkeypatch.setattr(damage, "whole", lambda *_: pytest.fail("all of it was read"))
-    assert damage.troubles(data, DATABASES) == []
+    monkeypatch.setattr(data_folder, "WHOLE_BYTES_MAX", 0)
+    monkeypatch.setattr(data_folder, "whole", lambda *_: pytest.fail("all of it was read"))
+    assert data_folder.troubles(data, DATABASES) == []
     garbage(data / name, share=0.0, size=(data / name).stat().st_size)
-    assert [one.path for one in damage.troubles(data, DATABASES)] == [data / name]
+    assert [one.path for one in data_folder.troubles(data, DATABASES)] == [data / name]
 
 
 def test_a_record_that_is_no_record_makes_the_server_unready_and_is_logged_once(
@@ -301,8 +299,8 @@ def test_damage_beyond_what_a_start_looks_at_is_found_beside_the_server_and_name
     clock = FakeClock(NOW + 12 * MINUTE_S)
     with running(data, clock) as server:
         parts = server.dispatcher.services
-        monkeypatch.setattr(integrity, "ROWS_AT_ONCE", 1)
-        assert list(integrity.findings(data, lambda: None)) == []
+        monkeypatch.setattr(data_folder, "ROWS_AT_ONCE", 1)
+        assert list(data_folder.findings(data, lambda: None)) == []
         with sqlite3.connect(data / name) as other:  # as of a large file: in the middle, and not in memory yet
             table = "incidents" if name == RECORDS_FILE else "chunks"
             other.execute(
@@ -334,10 +332,10 @@ def test_a_segment_that_nobody_reads_is_found_damaged_and_set_aside(data: Path) 
 
 
 def test_noise_in_the_middle_of_a_large_database_is_found(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(integrity, "STRUCTURE_BYTES_MAX", 0)
+    monkeypatch.setattr(data_folder, "STRUCTURE_BYTES_MAX", 0)
     for name in DATABASES:
         garbage(data / name)
-    assert {one.database for one in integrity.findings(data, lambda: None)} == set(DATABASES)
+    assert {one.database for one in data_folder.findings(data, lambda: None)} == set(DATABASES)
 
 
 @pytest.mark.parametrize(

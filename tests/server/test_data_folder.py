@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from eagle_eye.cli.main import main
+from eagle_eye.server.admin.data_folder import LOCK_FILE, held
 from eagle_eye.server.history import processes
 from eagle_eye.server.model.errors import StoreUnavailable
-from eagle_eye.server.store.data_folder import LOCK_FILE, held
-from eagle_eye.server.store.factory import RECORDS_FILE, open_file
+from eagle_eye.server.store.sql_store import RECORDS_FILE, open_file
 from tests.server.own_process import WITHIN_S, ended, serving, wait_until
 
 

@@ -11,11 +11,10 @@ import pytest
 
 from eagle_eye.demo.postgresql import programs
 from eagle_eye.server.engine.incidents import WantedAction
-from eagle_eye.server.store.factory import leadership_of, open_records
-from eagle_eye.server.store.lease import LEAP
-from eagle_eye.server.store.postgresql import PostgresqlDatabase
-from eagle_eye.server.store.postgresql_lease import PostgresqlLease
+from eagle_eye.server.store.leadership import LEAP
+from eagle_eye.server.store.postgresql import PostgresqlDatabase, PostgresqlLease
 from eagle_eye.server.store.settings import RecordsSettings
+from eagle_eye.server.store.sql_store import leadership_of, open_records
 from eagle_eye.server.store.store import ACTIONS, Change
 from tests.server.builders import action
 from tests.server.own_process import wait_until

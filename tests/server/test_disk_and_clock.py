@@ -14,7 +14,7 @@ import pytest
 from eagle_eye.server.app import create_app
 from eagle_eye.server.history.embedded_history import HISTORY_FILE
 from eagle_eye.server.model.errors import StoreUnavailable
-from eagle_eye.server.store.factory import RECORDS_FILE, open_file
+from eagle_eye.server.store.sql_store import RECORDS_FILE, open_file
 from eagle_eye.server.store.store import INCIDENTS, Change
 from tests.server.builders import FakeClock, Running, body, frame, incident, running, settings
 

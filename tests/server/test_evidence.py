@@ -24,7 +24,7 @@ from eagle_eye.server.requests.evidence import (
     EvidenceRequests,
 )
 from eagle_eye.server.security.auth import mint
-from eagle_eye.server.store.factory import open_file
+from eagle_eye.server.store.sql_store import open_file
 from eagle_eye.server.store.store import EVIDENCE, Change
 from tests.server.builders import NOW, FakeClock, Running, body, frame, incident, running
 from tests.server.test_end_to_end import eventually

@@ -28,7 +28,7 @@ from eagle_eye.server.engine.engine import Engine
 from eagle_eye.server.engine.settings import EvidenceSettings, PolicySettings
 from eagle_eye.server.model.records import EvidenceRequest, Incident
 from eagle_eye.server.monitor.detection_loop import DetectionLoop
-from eagle_eye.server.store.factory import open_file
+from eagle_eye.server.store.sql_store import open_file
 from eagle_eye.server.store.store import ACTIONS, INCIDENTS, Change
 from eagle_eye.server.store.store import EVIDENCE as RECORDS
 from tests.server.builders import Running, body, frame, incident, running

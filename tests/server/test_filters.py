@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle_eye.schema.action import EVENT_TYPES
+from eagle_eye.server.model.event_filters import ALERT_TYPES, Matcher, parse_matcher, wants
 from eagle_eye.server.model.records import OutboundEvent
-from eagle_eye.server.model.subscription_filters import ALERT_TYPES, Matcher, parse_matcher, wants
 from tests.server.builders import event, subscription
 
 HANG = {"fault": "hang", "nodes": ["rack7-n1", "rack7-n2"], "action": "exclude_node", "state": "confirmed"}

@@ -19,9 +19,8 @@ from eagle_eye.server.delivery import events as outbound
 from eagle_eye.server.delivery.attempts import Outcome, WebhookSettings
 from eagle_eye.server.delivery.message_formats import LABEL_CHARS_MAX, TEXT_CHARS_MAX, alerts_of, formats, push_url
 from eagle_eye.server.delivery.webhook import Guard, Webhook
-from eagle_eye.server.model.event_labels import LABELS, labels_of
+from eagle_eye.server.model.event_filters import LABELS, labels_of, types_of
 from eagle_eye.server.model.records import Node, OutboundEvent, Subscription, WebhookFormat
-from eagle_eye.server.model.subscription_filters import types_of
 from tests.server.builders import NOW, SECRET, action, incident, subscription
 from tests.server.receiver import receiver
 

@@ -17,11 +17,10 @@ from eagle_eye.server.engine.engine import Engine
 from eagle_eye.server.engine.idle_faults import IdleCheckSettings
 from eagle_eye.server.engine.settings import Maintenance, Mode, PolicySettings
 from eagle_eye.server.ingest.fleet import Fleet
-from eagle_eye.server.model.account_records import Gpu
-from eagle_eye.server.model.records import CheckOutcome, Figure, Incident, Node, NodeCheck, Subscription
+from eagle_eye.server.model.records import CheckOutcome, Figure, Gpu, Incident, Node, NodeCheck, Subscription
 from eagle_eye.server.monitor.detection_loop import DetectionLoop
 from eagle_eye.server.requests.node_checks import IdleChecks, NodeChecks
-from eagle_eye.server.store.factory import open_file
+from eagle_eye.server.store.sql_store import open_file
 from eagle_eye.server.store.store import ACTIONS, DELIVERIES, EVENTS, GPU_CHECKS, INCIDENTS, NODE_CHECKS, NODES, Change
 from tests.server.builders import NOW, FakeClock, frame
 from tests.server.engine.frames import SETTINGS as DETECTION

@@ -20,7 +20,7 @@ from eagle_eye.server.engine.settings import Maintenance, PolicySettings
 from eagle_eye.server.model.records import Action, AuditEntry, Incident
 from eagle_eye.server.monitor.announcements import closed
 from eagle_eye.server.security.auth import mint
-from eagle_eye.server.store.factory import open_file
+from eagle_eye.server.store.sql_store import open_file
 from eagle_eye.server.store.store import ACTIONS, EVENTS, INCIDENTS, Change
 from tests.server.builders import NOW, Running, action, incident, running
 from tests.server.test_watch import Site

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.monitor.metrics import ACTIONS_MAX, INCIDENTS_MAX, IncidentListCollector, JobCollector
 from eagle_eye.server.monitor.watcher import JobProgress
-from eagle_eye.server.store.factory import open_file
+from eagle_eye.server.store.sql_store import open_file
 from eagle_eye.server.store.store import Change
 from tests.server.builders import NOW, FakeClock, action, incident
 

@@ -15,10 +15,8 @@ from eagle_eye.server.delivery import outbox
 from eagle_eye.server.delivery.outbox import REFUSED_FOR_EPOCH, LeaderPing
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.model.records import Delivery, DeliveryState
-from eagle_eye.server.store.changes import Signal
-from eagle_eye.server.store.factory import open_file
-from eagle_eye.server.store.sql_store import SqlStore
-from eagle_eye.server.store.store import DELIVERIES, Change
+from eagle_eye.server.store.sql_store import SqlStore, open_file
+from eagle_eye.server.store.store import DELIVERIES, Change, ChangeSignal
 from eagle_eye.server.telemetry.counters import Telemetry
 from tests.server.builders import NOW, FakeClock, running, subscription
 from tests.server.own_process import wait_until
@@ -40,7 +38,7 @@ class Site:
     telemetry: Telemetry = field(default_factory=Telemetry)
 
     def __post_init__(self) -> None:
-        self.ping = LeaderPing(self.store, Signal(), self.clock, self.telemetry, LEASE_S, self._wait)
+        self.ping = LeaderPing(self.store, ChangeSignal(), self.clock, self.telemetry, LEASE_S, self._wait)
 
     async def _wait(self, _: asyncio.Event, left_s: float) -> bool:
         due = [one for one in self.deliveries() if not one.attempts or one.last_status == REFUSED_FOR_EPOCH]

@@ -12,15 +12,13 @@ import pytest
 from msgspec.structs import replace
 
 from eagle_eye.schema.action import ActionClaim
-from eagle_eye.server.admin import records_copy
+from eagle_eye.server.admin import records_command
 from eagle_eye.server.delivery.events import claimed_action
 from eagle_eye.server.model.errors import IllegalTransition, NotLeading, StoreUnavailable
-from eagle_eye.server.store.factory import leadership_of, open_file, open_records
 from eagle_eye.server.store.leadership import Leadership
 from eagle_eye.server.store.postgresql import PostgresqlDatabase
 from eagle_eye.server.store.settings import RecordsSettings
-from eagle_eye.server.store.sql_store import SqlStore
-from eagle_eye.server.store.sqlite import SqliteFile
+from eagle_eye.server.store.sql_store import SqliteFile, SqlStore, leadership_of, open_file, open_records
 from eagle_eye.server.store.store import ACTIONS, DELIVERIES, INCIDENTS, Change, Store
 from tests.server.builders import action, event, incident, subscription
 from tests.server.postgresql_server import PostgresqlServer
@@ -307,4 +305,4 @@ def test_records_are_not_copied_to_where_a_server_leads(both: tuple[Server, Serv
     open_file(tmp_path / "records.db").close()
     target = PostgresqlDatabase(RecordsSettings(leader.database), alone=True)
     with pytest.raises(StoreUnavailable, match="records are copied while no server uses them"):
-        records_copy.copy(SqliteFile(tmp_path / "records.db"), target)
+        records_command.copy_records(SqliteFile(tmp_path / "records.db"), target)

@@ -16,13 +16,13 @@ from eagle_eye.schema.action import EPOCH_MAX
 from eagle_eye.server.engine.settings import ModeRule, PolicySettings
 from eagle_eye.server.model.errors import NotLeading, StoreUnavailable
 from eagle_eye.server.monitor.readiness import replication_note
-from eagle_eye.server.store.leadership import Leadership
-from eagle_eye.server.store.lease import (
+from eagle_eye.server.store.leadership import (
     HEARD_LEASES,
     LEAP,
     RISE_MAX,
     TERM_LEASES_MIN,
     YIELD_LEASES,
+    Leadership,
     Lease,
     LeaseTerm,
     LeaseWatch,

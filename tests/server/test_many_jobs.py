@@ -13,8 +13,7 @@ from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.settings import DetectionSettings, PolicySettings
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.monitor.detection_loop import CHANGED_AT_ONCE, DetectionLoop
-from eagle_eye.server.store.factory import open_file
-from eagle_eye.server.store.sql_store import SqlStore
+from eagle_eye.server.store.sql_store import SqlStore, open_file
 from eagle_eye.server.store.sql_write import RecordsWriter
 from eagle_eye.server.store.store import ACTIONS, INCIDENTS, Change
 from tests.server.builders import NOW, FakeClock

@@ -18,11 +18,10 @@ from eagle_eye.server.engine import ledger
 from eagle_eye.server.engine.engine import Engine
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.ingest.fleet import Fleet
-from eagle_eye.server.model.account_records import Gpu, Seat
-from eagle_eye.server.model.records import Incident, Node
+from eagle_eye.server.model.records import Gpu, Incident, Node, Seat
 from eagle_eye.server.monitor.detection_loop import DetectionLoop
 from eagle_eye.server.requests.idle_incidents import LOOK_S, SETTLED_S, MissingGpus
-from eagle_eye.server.store.factory import open_file
+from eagle_eye.server.store.sql_store import open_file
 from eagle_eye.server.store.store import ACTIONS, INCIDENTS, NODES, Change
 from tests.server.builders import NOW, FakeClock, FakeWatcher, frame
 from tests.server.engine.frames import SETTINGS as DETECTION

@@ -12,11 +12,10 @@ from alembic.config import Config
 from alembic.script import Script, ScriptDirectory
 from sqlalchemy import inspect
 
-from eagle_eye.server.admin.records_copy import copy
+from eagle_eye.server.admin.records_command import copy_records
 from eagle_eye.server.model.errors import StoreUnavailable
-from eagle_eye.server.store import migration
-from eagle_eye.server.store.sql_store import SqlStore
-from eagle_eye.server.store.sqlite import SqliteFile
+from eagle_eye.server.store import schema
+from eagle_eye.server.store.sql_store import SqliteFile, SqlStore
 from eagle_eye.server.store.store import ACTIONS, Change
 from tests.server.builders import action
 
@@ -39,7 +38,7 @@ def migrated(database: SqliteFile, oldest: str) -> None:
 
 
 def test_this_server_goes_on_with_newer_tables_that_are_kept_usable_for_it(database: SqliteFile) -> None:
-    migrated(database, oldest=migration.NEWEST)
+    migrated(database, oldest=schema.NEWEST_VERSION)
     store = SqlStore(database)
     try:
         store.commit(Change(actions=(action(),)))
@@ -49,10 +48,10 @@ def test_this_server_goes_on_with_newer_tables_that_are_kept_usable_for_it(datab
 
 
 def test_it_leaves_their_version_as_it_is(database: SqliteFile) -> None:
-    migrated(database, oldest=migration.NEWEST)
+    migrated(database, oldest=schema.NEWEST_VERSION)
     SqlStore(database).close()
     with database.connections(1).connect() as connection:
-        assert migration.version_of(connection) == NEWER
+        assert schema.version_of(connection) == NEWER
 
 
 def test_newer_tables_that_are_not_kept_usable_for_it_are_refused(database: SqliteFile) -> None:
@@ -62,7 +61,7 @@ def test_newer_tables_that_are_not_kept_usable_for_it_are_refused(database: Sqli
 
 
 def test_what_was_said_of_an_earlier_version_is_not_believed_of_a_later_one(database: SqliteFile) -> None:
-    migrated(database, oldest=migration.NEWEST)
+    migrated(database, oldest=schema.NEWEST_VERSION)
     with database.connections(1, writing=True).begin() as connection:
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9001'")
     with pytest.raises(StoreUnavailable, match="start the newer server"):
@@ -72,15 +71,15 @@ def test_what_was_said_of_an_earlier_version_is_not_believed_of_a_later_one(data
 def test_newer_tables_are_not_copied_for_what_is_not_known_would_be_left_out(
     database: SqliteFile, tmp_path: Path
 ) -> None:
-    migrated(database, oldest=migration.NEWEST)
+    migrated(database, oldest=schema.NEWEST_VERSION)
     with pytest.raises(StoreUnavailable, match="start the newer server"):
-        copy(database, SqliteFile(tmp_path / "other.db"))
+        copy_records(database, SqliteFile(tmp_path / "other.db"))
 
 
 def keeping() -> Iterator[Script]:
     """Give the versions that say that they keep older servers."""
     config = Config()
-    config.set_main_option("script_location", str(migration.VERSIONS))
+    config.set_main_option("script_location", str(schema.MIGRATIONS))
     for script in ScriptDirectory.from_config(config).walk_revisions():
         if getattr(script.module, "keeps_older_servers", False):
             yield script
@@ -90,7 +89,7 @@ def test_versions_that_keep_older_servers_only_add_what_these_may_leave_out(tmp_
     for script in keeping():
         database = SqliteFile(tmp_path / f"{script.revision}.db")
         with database.connections(1, writing=True).begin() as connection:
-            config = migration._config(connection)
+            config = schema._alembic_config(connection)
             config.attributes["triggers"] = database.triggers
             command.upgrade(config, str(script.down_revision))
             before = columns(connection)

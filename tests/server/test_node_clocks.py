@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import Frame
 from eagle_eye.server.ingest.fleet import Fleet
-from eagle_eye.server.model.node_clocks import corrected
+from eagle_eye.server.model.clock import corrected
 from tests.server.builders import NOW, FakeClock, Running, body, frame, running
 
 STEPS_S = [10.0, 30.0, 60.0, 90.0, 300.0, 6 * 3600.0, 73 * 365 * 86_400.0]

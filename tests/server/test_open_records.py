@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from eagle_eye.server.model.records import AuditEntry, EvidenceRequest, Node
-from eagle_eye.server.store.factory import open_file
 from eagle_eye.server.store.open_records import CHANGES_MAX, OpenRecords
-from eagle_eye.server.store.sql_store import SqlStore
+from eagle_eye.server.store.sql_store import SqlStore, open_file
 from eagle_eye.server.store.store import Change
 from tests.server.engine.situations import NOW_S, incident, past
 

@@ -9,8 +9,7 @@ import pytest
 
 from eagle_eye.server.api.answers import ANSWERS
 from eagle_eye.server.api.description import CONTENT_TYPES
-from eagle_eye.server.model.account_records import DriverError, Gpu, Ticket
-from eagle_eye.server.model.records import Delivery, EvidenceRequest, Job, Node, NodeCheck
+from eagle_eye.server.model.records import Delivery, DriverError, EvidenceRequest, Gpu, Job, Node, NodeCheck, Ticket
 from eagle_eye.server.store.store import Change
 from tests.server.builders import NOW, Running, action, body, event, frame, incident, running, silence, subscription
 from tests.server.described import check_answer

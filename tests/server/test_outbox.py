@@ -20,10 +20,8 @@ from eagle_eye.server.delivery.webhook import Targets
 from eagle_eye.server.model.clock import Clock, SystemClock
 from eagle_eye.server.model.errors import IllegalTransition
 from eagle_eye.server.model.records import Delivery, OutboundEvent, Retiring, Subscription, SubscriptionHealth
-from eagle_eye.server.store.changes import Signal
-from eagle_eye.server.store.factory import open_file
-from eagle_eye.server.store.sql_store import SqlStore
-from eagle_eye.server.store.store import DELIVERIES, SUBSCRIPTION_HEALTH, SUBSCRIPTIONS, Change
+from eagle_eye.server.store.sql_store import SqlStore, open_file
+from eagle_eye.server.store.store import DELIVERIES, SUBSCRIPTION_HEALTH, SUBSCRIPTIONS, Change, ChangeSignal
 from eagle_eye.server.telemetry.counters import Telemetry
 from tests.server.builders import NOW, FakeClock, action, event, incident, subscription
 
@@ -71,7 +69,7 @@ class Bench:
     outbox: Outbox
     refresh: AlertRefresh
     telemetry: Telemetry
-    signal: Signal
+    signal: ChangeSignal
 
     def serve(self, *names: str) -> None:
         async def all_of_them() -> None:
@@ -98,7 +96,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 def bench_of(
     store: SqlStore, settings: WebhookSettings, clock: Clock, rise_above: Callable[[int], int | None] = lambda _: None
 ) -> Bench:
-    notifier, telemetry, signal = FakeNotifier(), Telemetry(), Signal()
+    notifier, telemetry, signal = FakeNotifier(), Telemetry(), ChangeSignal()
     targets = Targets(settings, clock)
     form = AlertmanagerApi("http://eagle.example", "", settings.alert_refresh_s)
     refresh = AlertRefresh(store, notifier, form, targets, settings, clock, telemetry, jitter=lambda: 0.5)

@@ -14,7 +14,7 @@ from eagle_eye.agent.transport.servers import Servers
 from eagle_eye.demo.postgresql import programs
 from eagle_eye.schema.action import INCIDENT_OPENED
 from eagle_eye.schema.events import Event
-from eagle_eye.server.store.lease import LEAP
+from eagle_eye.server.store.leadership import LEAP
 from tests.server.own_process import OwnProcess, wait_until
 from tests.server.patroni_cluster import TTL_S, PatroniCluster, missing, patroni
 from tests.server.receiver import receiver

@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from eagle_eye.server.model.errors import StoreUnavailable
-from eagle_eye.server.store.periodic import repeat
+from eagle_eye.server.store.store import repeat
 
 
 class Work:

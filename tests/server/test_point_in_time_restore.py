@@ -15,8 +15,8 @@ import pytest
 from eagle_eye.demo.postgresql import programs
 from eagle_eye.orchestrators.protocol import JobState
 from eagle_eye.schema.action import ACTION_REQUESTED
-from eagle_eye.server.store.factory import open_records
 from eagle_eye.server.store.settings import RecordsSettings
+from eagle_eye.server.store.sql_store import open_records
 from eagle_eye.server.store.store import Change
 from tests.server.builders import SECRET, action
 from tests.server.gate import gate

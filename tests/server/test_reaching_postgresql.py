@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from eagle_eye.server.model.errors import StoreUnavailable
-from eagle_eye.server.store.factory import open_records
 from eagle_eye.server.store.settings import RecordsSettings
-from eagle_eye.server.store.sql_store import SqlStore
+from eagle_eye.server.store.sql_store import SqlStore, open_records
 from eagle_eye.server.store.store import Change
 from tests.server.builders import incident
 from tests.server.postgresql_server import (

@@ -16,17 +16,15 @@ from alembic.migration import MigrationContext
 from eagle_eye.cli.main import main
 from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.server import config as configuration
-from eagle_eye.server.admin import records_copy
+from eagle_eye.server.admin import records_command
 from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.model.errors import CopyFailed, StoreUnavailable
 from eagle_eye.server.model.records import AuditEntry
-from eagle_eye.server.store import migration
-from eagle_eye.server.store.factory import open_file
+from eagle_eye.server.store import schema
 from eagle_eye.server.store.postgresql import PostgresqlDatabase
 from eagle_eye.server.store.schema import metadata
 from eagle_eye.server.store.settings import RecordsSettings
-from eagle_eye.server.store.sql_store import SqlStore
-from eagle_eye.server.store.sqlite import SqliteFile
+from eagle_eye.server.store.sql_store import SqliteFile, SqlStore, open_file
 from eagle_eye.server.store.store import DELIVERIES, INCIDENTS, Change
 from tests.server.builders import NOW, FakeClock, event, frame, incident, running, subscription
 from tests.server.postgresql_server import PASSWORD, USER, Opens, PostgresqlServer, as_replica
@@ -97,7 +95,7 @@ def test_a_url_that_cannot_be_is_a_wrong_configuration_without_its_secret(url: s
 def test_a_newer_servers_records_are_refused(postgresql: PostgresqlServer, url: str) -> None:
     opened(url).close()
     postgresql.execute("UPDATE alembic_version SET version_num = '9999'", url.partition("@/")[2].partition("?")[0])
-    assert f"version 9999, this server knows up to {migration.NEWEST}: start the newer server" in refused(url)
+    assert f"version 9999, this server knows up to {schema.NEWEST_VERSION}: start the newer server" in refused(url)
 
 
 def test_another_encoding_is_refused(postgresql: PostgresqlServer) -> None:
@@ -208,7 +206,7 @@ def test_what_the_migrations_make_is_what_the_code_expects(
         url = request.getfixturevalue("postgresql").new_database()
         database = PostgresqlDatabase(RecordsSettings(url), alone=False)
     pool = database.connections(1, writing=True)
-    migration.migrate(database, pool)
+    schema.migrate(database, pool)
     with pool.connect() as connection:
         differences = compare_metadata(MigrationContext.configure(connection), metadata)
     pool.dispose()
@@ -279,7 +277,7 @@ def site(tmp_path: Path) -> Path:
 def test_a_copy_that_is_broken_off_goes_on_and_the_counts_are_checked(
     site: Path, url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    parts = records_copy._rows
+    parts = records_command._rows
 
     def breaking(table: object, *more: object) -> Iterator[object]:
         for number, rows in enumerate(parts(table, *more)):  # type: ignore[arg-type]
@@ -287,11 +285,11 @@ def test_a_copy_that_is_broken_off_goes_on_and_the_counts_are_checked(
                 raise Broken
             yield rows
 
-    monkeypatch.setattr(records_copy, "_rows", breaking)
+    monkeypatch.setattr(records_command, "_rows", breaking)
     target = PostgresqlDatabase(RecordsSettings(url), alone=True)
     with pytest.raises(Broken):
-        records_copy.copy(SqliteFile(site / "records.db"), target)
-    monkeypatch.setattr(records_copy, "_rows", parts)
+        records_command.copy_records(SqliteFile(site / "records.db"), target)
+    monkeypatch.setattr(records_command, "_rows", parts)
     assert main(["records", "copy", "--from", f"sqlite:{site}", "--to", url, "--json"]) == 0
     said = {one["table"]: one for one in msgspec.json.decode(capsys.readouterr().out)}
     assert said["incidents"] == {"table": "incidents", "rows": 2_500, "copied": 500}
@@ -313,7 +311,7 @@ def test_a_database_with_other_records_is_refused_and_left_alone(site: Path, url
     store.close()
     target = PostgresqlDatabase(RecordsSettings(url), alone=True)
     with pytest.raises(CopyFailed, match="other records"):
-        records_copy.copy(SqliteFile(site / "records.db"), target)
+        records_command.copy_records(SqliteFile(site / "records.db"), target)
     store = opened(url)
     assert [one.id for one in store.all(INCIDENTS)] == ["other"]
     assert store.change_range() == (1, 1)

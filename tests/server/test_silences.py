@@ -20,10 +20,10 @@ from eagle_eye.server.delivery.events import (
     node_readmitted,
 )
 from eagle_eye.server.delivery.outbox import ACTIVE_MAX
+from eagle_eye.server.model.event_filters import covering
 from eagle_eye.server.model.records import Delivery, Incident, Node, OutboundEvent, Subscription
-from eagle_eye.server.model.silences import covering
 from eagle_eye.server.security.auth import mint
-from eagle_eye.server.store.factory import open_file
+from eagle_eye.server.store.sql_store import open_file
 from eagle_eye.server.store.store import DELIVERIES, EVENTS, SILENCES, Change
 from tests.server.builders import NOW, FakeClock, Running, action, incident, running, silence, subscription
 from tests.server.test_outbox import BUSY, Bench, bench_of

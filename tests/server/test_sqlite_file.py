@@ -14,8 +14,7 @@ import pytest
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.model.records import AuditEntry
 from eagle_eye.server.store import database
-from eagle_eye.server.store.factory import open_file
-from eagle_eye.server.store.sql_store import SqlStore
+from eagle_eye.server.store.sql_store import SqlStore, open_file
 from eagle_eye.server.store.store import Change
 from tests.server.builders import NOW, incident
 
@@ -30,7 +29,7 @@ def store(tmp_path: Path) -> Iterator[SqlStore]:
 ANOTHER_PROCESS = """
 import sys
 from pathlib import Path
-from eagle_eye.server.store.factory import open_file
+from eagle_eye.server.store.sql_store import open_file
 from eagle_eye.server.store.store import INCIDENTS, Change
 from tests.server.builders import incident
 store = open_file(Path(sys.argv[1]))

@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from eagle_eye.schema.action import MemberRank
 from eagle_eye.server.model.errors import BadCursor, StoreUnavailable
-from eagle_eye.server.model.records import AuditEntry, ForgottenNode, Job, Node, OutboundEvent
-from eagle_eye.server.model.scraped_devices import LastCodes
+from eagle_eye.server.model.records import AuditEntry, ForgottenNode, Job, LastCodes, Node, OutboundEvent
 from eagle_eye.server.security import auth
 from eagle_eye.server.store.sql_store import SqlStore
 from eagle_eye.server.store.store import (

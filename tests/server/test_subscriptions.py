@@ -13,7 +13,7 @@ import pytest
 import standardwebhooks
 
 from eagle_eye.server.model.clock import SystemClock
-from eagle_eye.server.store.factory import RECORDS_FILE, open_file
+from eagle_eye.server.store.sql_store import RECORDS_FILE, open_file
 from eagle_eye.server.store.store import DELIVERIES, SUBSCRIPTIONS, Change
 from tests.server.builders import NOW, FakeClock, Running, event, incident, running, subscription
 from tests.server.receiver import receiver

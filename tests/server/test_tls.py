@@ -27,7 +27,7 @@ from eagle_eye.server.security import auth
 from eagle_eye.server.security.certificate_dates import first_to_end
 from eagle_eye.server.security.settings import TlsSettings
 from eagle_eye.server.security.tls import Certificates, names
-from eagle_eye.server.store.factory import RECORDS_FILE, open_file
+from eagle_eye.server.store.sql_store import RECORDS_FILE, open_file
 from eagle_eye.server.store.store import Change
 from tests.server.builders import NOW, FakeClock, body, frame, running, settings
 

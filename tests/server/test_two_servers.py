@@ -27,8 +27,8 @@ from eagle_eye.orchestrators.protocol import JobState
 from eagle_eye.schema.action import ACTION_REQUESTED, PING
 from eagle_eye.schema.frame import Rank, block, encode_frame
 from eagle_eye.schema.metrics import Scope
-from eagle_eye.server.store.factory import open_records
 from eagle_eye.server.store.settings import RecordsSettings
+from eagle_eye.server.store.sql_store import open_records
 from eagle_eye.server.store.store import INCIDENTS, Change
 from tests.loopback import free_port
 from tests.server.builders import SECRET, action, frame

@@ -17,8 +17,7 @@ from msgspec.structs import replace
 from eagle_eye.schema.frame import Frame, Rank, decode_frame
 from eagle_eye.schema.recording import messages
 from eagle_eye.server.api.visibility import SHOWN
-from eagle_eye.server.model.account_records import Attempt
-from eagle_eye.server.model.records import EvidenceRequest, Job, Node
+from eagle_eye.server.model.records import Attempt, EvidenceRequest, Job, Node
 from eagle_eye.server.monitor.watcher import JobProgress
 from eagle_eye.server.security.auth import mint
 from eagle_eye.server.store.store import Change

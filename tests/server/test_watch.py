@@ -17,12 +17,11 @@ from eagle_eye.server.engine.engine import Engine
 from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.ledger import mark_false, report_action
 from eagle_eye.server.engine.settings import PolicySettings
-from eagle_eye.server.model.account_records import Gpu
 from eagle_eye.server.model.batch import batches_of
 from eagle_eye.server.model.errors import StoreUnavailable
-from eagle_eye.server.model.records import Subscription
+from eagle_eye.server.model.records import Gpu, Subscription
 from eagle_eye.server.monitor.detection_loop import DetectionLoop, Intake
-from eagle_eye.server.store.factory import open_file
+from eagle_eye.server.store.sql_store import open_file
 from eagle_eye.server.store.store import ACTIONS, DELIVERIES, INCIDENTS, Change
 from tests.server.builders import Reached
 from tests.server.engine.frames import SETTINGS, START_S, Fleet

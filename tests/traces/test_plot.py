@@ -19,8 +19,8 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 
 from eagle_eye import traces
-from eagle_eye.server.backtest.trace_format import FORMAT, Header, Label, TraceNode
-from eagle_eye.server.backtest.writer import TraceWriter
+from eagle_eye.server.backtest.recorder import TraceWriter
+from eagle_eye.server.backtest.trace import FORMAT, Header, Label, TraceNode
 from eagle_eye.traces.trace_plot import FAULTS, PEERS
 from tests.docs.pages import blocks
 

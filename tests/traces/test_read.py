@@ -17,9 +17,9 @@ import pytest
 
 from eagle_eye import traces
 from eagle_eye.schema.frame import values_of
+from eagle_eye.server.backtest.recorder import TraceWriter
+from eagle_eye.server.backtest.trace import FORMAT, Header, Label, TraceEvent, TraceNode
 from eagle_eye.server.backtest.trace import Trace as EngineTrace
-from eagle_eye.server.backtest.trace_format import FORMAT, Header, Label, TraceEvent, TraceNode
-from eagle_eye.server.backtest.writer import TraceWriter
 from tests.docs.pages import blocks
 
 START_S = 1_700_000_000.0

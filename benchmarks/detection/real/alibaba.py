@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.detection.real.convert import START_S, Floats, blind_ratios, counts, judge, write_trace
 from benchmarks.detection.real.sets import Figures, main
-from eagle_eye.server.backtest.score import DISRUPTIVE
+from eagle_eye.server.backtest.run import DISRUPTIVE_ACTIONS
 
 NEEDS = "real/alibaba_minibatch"
 FILE = "data/job_2_norm.csv"
@@ -63,7 +63,7 @@ def measure(folder: Path) -> Figures:
         "workers": len(workers),
         "slowest_over_median": round(max(medians.values()) / typical, 4),
         "straggler_alarms": len({line.id for line in alarms}),
-        "disruptive": len([line for line in lines if line.action in DISRUPTIVE]),
+        "disruptive": len([line for line in lines if line.action in DISRUPTIVE_ACTIONS]),
         "verdicts": counts(lines),
         "blind_ratio": blind_ratios(blind),
         "as_asked": not alarms,

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.detection.real.convert import Floats, blind_ratios, judge, write_trace
 from benchmarks.detection.real.sets import Figures, main
-from eagle_eye.server.backtest.score import DISRUPTIVE
+from eagle_eye.server.backtest.run import DISRUPTIVE_ACTIONS
 
 NEEDS = "real/mlperf_v5_llm"
 FILE = "steps_give.parquet"
@@ -52,7 +52,7 @@ def measure(folder: Path) -> Figures:
             most_pace = max(most_pace, len(slow))
             if len(slow) > 1:
                 too_many.append(name)
-            disruptive.update(line.fault for line in lines if line.action in DISRUPTIVE)
+            disruptive.update(line.fault for line in lines if line.action in DISRUPTIVE_ACTIONS)
     return {
         "runs": judged,
         "runs_with_too_few_lines": skipped,

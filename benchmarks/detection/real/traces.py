@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.detection.real.convert import blind_ratios, counts, judge
 from benchmarks.detection.real.sets import Figures, main
-from eagle_eye.server.backtest.score import DISRUPTIVE
+from eagle_eye.server.backtest.run import DISRUPTIVE_ACTIONS
 from eagle_eye.server.backtest.trace import Trace
 
 NEEDS = "traces"
@@ -29,7 +29,7 @@ def measure(folder: Path) -> Figures:
         header = Trace(folder / name).header
         blind = Counter[str]()
         lines = judge(folder / name, blind)
-        done = [line for line in lines if line.action in DISRUPTIVE]
+        done = [line for line in lines if line.action in DISRUPTIVE_ACTIONS]
         figures[name] = {
             "disruptive": [
                 {

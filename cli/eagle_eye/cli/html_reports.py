@@ -30,14 +30,12 @@ from eagle_eye.schema.metrics import MetricSpec, Scope
 from eagle_eye.schema.record_types import prepare_record_types
 from eagle_eye.schema.times import unix_seconds
 from eagle_eye.server.backtest.command import SCORE_COLUMNS, score_line
-from eagle_eye.server.backtest.judging import JudgedTraces
-from eagle_eye.server.backtest.run import VerdictLine
-from eagle_eye.server.backtest.trace import Trace
-from eagle_eye.server.backtest.trace_format import LINKS_FILE, SAMPLES_FILE, Label
+from eagle_eye.server.backtest.run import JudgedTraces, VerdictLine
+from eagle_eye.server.backtest.trace import LINKS_FILE, SAMPLES_FILE, Label, Trace
 from eagle_eye.server.charts import plots
 from eagle_eye.server.charts.plots import AFTER_S, BEFORE_S, Cast, Panel, Stretch, cast, panels, stretch
 from eagle_eye.server.history.history import Run, in_steps
-from eagle_eye.server.model.timestamps import rfc3339
+from eagle_eye.server.model.clock import rfc3339
 
 ACCUSED, PEERS, THRESHOLD = "#c8324b", "#7d8ba1", "#b3730a"  # legible on white and on dark
 INK = "#010203"  # replaced by the page's own text colour, light or dark

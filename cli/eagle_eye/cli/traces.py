@@ -20,7 +20,7 @@ from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.schema.record_types import prepare_record_types
 
 if TYPE_CHECKING:
-    from eagle_eye.server.trace_import.importing import Imported
+    from eagle_eye.server.backtest.prometheus_import import Imported
 
 
 JOBS_SHOWN = 20
@@ -59,10 +59,9 @@ def write_recording(client: Client, out: Path, job: str, start_s: float, end_s: 
 
     from eagle_eye.schema.frame import decode_frame
     from eagle_eye.schema.recording import messages
-    from eagle_eye.server.backtest.recorder import Recorder
-    from eagle_eye.server.backtest.writer import TraceWriter
+    from eagle_eye.server.backtest.recorder import Recorder, TraceWriter
     from eagle_eye.server.history.history import Opening
-    from eagle_eye.server.model.timestamps import rfc3339
+    from eagle_eye.server.model.clock import rfc3339
 
     prepare_record_types()
     progress = Progress(
@@ -177,11 +176,10 @@ def _import(args: argparse.Namespace, start_s: float, end_s: float) -> Imported:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+    from eagle_eye.server.backtest.prometheus_import import ImportRequest, import_trace
     from eagle_eye.server.history.remote_history import Access, PromQl, http_client
     from eagle_eye.server.ingest.settings import RemoteWriteSettings
     from eagle_eye.server.model.identity import Clusters, Naming
-    from eagle_eye.server.trace_import.catalogued import ImportRequest
-    from eagle_eye.server.trace_import.importing import import_trace
 
     prepare_record_types()
     known = RemoteWriteSettings()
@@ -260,8 +258,7 @@ def run_replay(args: argparse.Namespace) -> int:
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     from eagle_eye.cli.replaying import Replay, figures
-    from eagle_eye.server.backtest.trace import Trace
-    from eagle_eye.server.backtest.trace_clocks import clock_lines
+    from eagle_eye.server.backtest.trace import Trace, clock_lines
     from eagle_eye.simulator.load.connection import load_target
 
     prepare_record_types()

@@ -23,7 +23,7 @@ from eagle_eye.schema.record_types import prepare_record_types
 from eagle_eye.server import heap
 from eagle_eye.server.accounts.archive import AccountsCollector, Archive, ResponseCollector
 from eagle_eye.server.accounts.bookkeeper import Bookkeeper
-from eagle_eye.server.admin.integrity import Integrity
+from eagle_eye.server.admin.data_folder import Integrity
 from eagle_eye.server.api import (
     accounts,
     actions,
@@ -110,12 +110,9 @@ from eagle_eye.server.security.tls import Certificates
 from eagle_eye.server.security.tls_metrics import CertificateCollector
 from eagle_eye.server.site_files.learned_model import ModelFile, keep_current
 from eagle_eye.server.site_files.topology import Places, read_places, read_topology
-from eagle_eye.server.store.changes import Signal
-from eagle_eye.server.store.factory import open_records
-from eagle_eye.server.store.leadership import Leadership
-from eagle_eye.server.store.lease import HEARD_LEASES
-from eagle_eye.server.store.sql_store import SqlStore
-from eagle_eye.server.store.store import Change, Store
+from eagle_eye.server.store.leadership import HEARD_LEASES, Leadership
+from eagle_eye.server.store.sql_store import SqlStore, open_records
+from eagle_eye.server.store.store import Change, ChangeSignal, Store
 from eagle_eye.server.telemetry.counters import Telemetry
 from eagle_eye.server.telemetry.host_metrics import ServerHostCollector
 from eagle_eye.server.transport import other_servers
@@ -152,7 +149,7 @@ class Services:
     outlook: Outlook
     doctor: Doctor
     guard: Guard
-    signal: Signal
+    signal: ChangeSignal
     evidence_requests: EvidenceRequests
     remote_store: RemoteStore
     node_checks: NodeChecks
@@ -292,7 +289,7 @@ def _build(
     if leadership is not None:
         heard = (lambda: fleet.counts(clock.now_s(), heard_s)[1]) if forwarding is None else forwarding.unreached.count
         leadership.count_nodes(heard)
-    signal = Signal()
+    signal = ChangeSignal()
     store.listen(signal.notify)
     watching = watcher(config, store, clock)
     cells = Cells(config.records.cell, store, leadership, clock, fleet, watching) if leadership is not None else None

@@ -23,16 +23,15 @@ from eagle_eye.schema.configuration import ConfigurationError, masked
 from eagle_eye.schema.service import why_not_listening
 from eagle_eye.server import config as configuration
 from eagle_eye.server import heap
-from eagle_eye.server.admin.damage import ready
+from eagle_eye.server.admin.data_folder import FolderLock, held, ready
 from eagle_eye.server.app import Services, create_app
 from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.history.embedded_history import HISTORY_FILE
 from eagle_eye.server.history.settings import of_earlier_versions
 from eagle_eye.server.jobs import keeper
 from eagle_eye.server.service_manager import ServiceManager
-from eagle_eye.server.store.data_folder import FolderLock, held
-from eagle_eye.server.store.factory import RECORDS_FILE, leadership_of, open_records
 from eagle_eye.server.store.leadership import Leadership
+from eagle_eye.server.store.sql_store import RECORDS_FILE, leadership_of, open_records
 from eagle_eye.server.telemetry import logs
 from eagle_eye.server.transport.accept import AcceptingServer
 from eagle_eye.server.web.dispatcher import Dispatcher

@@ -22,7 +22,7 @@ from eagle_eye.server.history.settings import HistorySettings, RemoteStoreSettin
 from eagle_eye.server.ingest.settings import IdentitySettings, IngestSettings, RemoteWriteSettings
 from eagle_eye.server.jobs import source as job_sources
 from eagle_eye.server.jobs.source import JobSourceSettings
-from eagle_eye.server.model.bounds import Count
+from eagle_eye.server.model import Count
 from eagle_eye.server.security import settings as security
 from eagle_eye.server.security.settings import LimitSettings, SignInSettings, TlsSettings
 from eagle_eye.server.site_files.node_groups import with_racks

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from eagle_eye.server.model.account_records import Attempt
-from eagle_eye.server.model.records import Node
+from eagle_eye.server.model.records import Attempt, Node
 from eagle_eye.server.monitor.watcher import JobProgress
 from eagle_eye.server.store.store import Change, Store
 from tests.server.builders import NOW, action, incident

@@ -12,8 +12,16 @@ import pytest
 from eagle_eye.schema.events import Event
 from eagle_eye.server.accounts.node_records import compared
 from eagle_eye.server.engine.settings import PolicySettings
-from eagle_eye.server.model.account_records import AttemptMembers, Comparison, DriverError, Gpu, Seat
-from eagle_eye.server.model.records import AuditEntry, Node, RuleWord
+from eagle_eye.server.model.records import (
+    AttemptMembers,
+    AuditEntry,
+    Comparison,
+    DriverError,
+    Gpu,
+    Node,
+    RuleWord,
+    Seat,
+)
 from eagle_eye.server.store.store import GPUS, Change
 from tests.server.accounts.past import attempt, known, three_failures
 from tests.server.builders import NOW, FakeClock, Running, action, body, frame, incident, running

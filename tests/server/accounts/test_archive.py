@@ -9,9 +9,8 @@ import pytest
 
 from eagle_eye.server.accounts.archive import SCORES_FRESH_S, Archive
 from eagle_eye.server.accounts.node_records import RECURRENT_MIN, NodeRecord, RecurrenceScore
-from eagle_eye.server.model.account_records import AttemptMembers, DriverError, Gpu, Seat
-from eagle_eye.server.model.records import AuditEntry
-from eagle_eye.server.store.factory import open_file
+from eagle_eye.server.model.records import AttemptMembers, AuditEntry, DriverError, Gpu, Seat
+from eagle_eye.server.store.sql_store import open_file
 from eagle_eye.server.store.store import Change
 from tests.server.accounts.past import DAY, attempt, known, three_failures
 from tests.server.builders import NOW, FakeClock, action, incident

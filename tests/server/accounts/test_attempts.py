@@ -14,7 +14,7 @@ from eagle_eye.server.accounts.goodput import (
     forsaken,
     worth_writing,
 )
-from eagle_eye.server.model.account_records import Attempt
+from eagle_eye.server.model.records import Attempt
 from eagle_eye.server.monitor.watcher import JobProgress
 from tests.server.accounts.past import attempt, course
 from tests.server.builders import NOW

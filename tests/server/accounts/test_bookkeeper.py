@@ -16,7 +16,7 @@ from eagle_eye.server.accounts.goodput import WRITE_S
 from eagle_eye.server.accounts.trust import AccountSettings
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.model.errors import StoreUnavailable
-from eagle_eye.server.store.factory import open_file
+from eagle_eye.server.store.sql_store import open_file
 from eagle_eye.server.store.store import ATTEMPTS, DRIVER_ERRORS, GPUS, MEMBERSHIPS, Change
 from tests.server.accounts.past import course
 from tests.server.builders import NOW, FakeClock, FakeWatcher, frame

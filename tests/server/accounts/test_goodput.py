@@ -15,8 +15,7 @@ from msgspec.structs import replace
 from eagle_eye.detectors.faults import FAULTS
 from eagle_eye.server.accounts import goodput
 from eagle_eye.server.accounts.goodput import NO_STEP, NOT_WATCHED, STANDSTILL, TimelineSpan, account, timeline
-from eagle_eye.server.model.account_records import Attempt, Gap
-from eagle_eye.server.model.records import Incident
+from eagle_eye.server.model.records import Attempt, Gap, Incident
 from tests.server.accounts.past import attempt
 from tests.server.builders import NOW, incident
 

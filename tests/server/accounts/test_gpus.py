@@ -18,7 +18,7 @@ from eagle_eye.server.accounts.node_records import (
     sat_at,
     seated,
 )
-from eagle_eye.server.model.account_records import Comparison, Gpu
+from eagle_eye.server.model.records import Comparison, Gpu
 
 
 def at(node: str, time_s: float, device: int = 0, known: Gpu | None = None) -> Gpu:

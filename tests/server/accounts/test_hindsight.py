@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle_eye.server.accounts.trust import Afterwards, is_judged, look_back, precision, wilson
-from eagle_eye.server.model.account_records import Ticket
-from eagle_eye.server.model.records import AuditEntry, NodeCheck, NodeCheckState
+from eagle_eye.server.model.records import AuditEntry, NodeCheck, NodeCheckState, Ticket
 from tests.server.accounts.past import attempt
 from tests.server.builders import NOW, action, incident
 

@@ -16,9 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from eagle_eye.server.backtest.command import blind_line, configure, run, score_line, upper_bound
-from eagle_eye.server.backtest.judging import BacktestTotals
-from eagle_eye.server.backtest.run import Backtest, VerdictLine
-from eagle_eye.server.backtest.score import Scorecard, poisson_upper
+from eagle_eye.server.backtest.run import Backtest, BacktestTotals, Scorecard, VerdictLine, poisson_upper
 from eagle_eye.server.backtest.trace import BadTrace, Label, Trace
 from eagle_eye.server.engine.settings import DetectionSettings, NodeTerms, PolicySettings
 from eagle_eye.simulator.scenario import Scenario

@@ -31,9 +31,8 @@ from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.engine.engine import Engine
 from eagle_eye.server.engine.settings import DetectionSettings, PolicySettings
 from eagle_eye.server.history.history import Recorded, job_frames
-from eagle_eye.server.model.account_records import Gpu
 from eagle_eye.server.model.clock import Clock
-from eagle_eye.server.model.records import Incident
+from eagle_eye.server.model.records import Gpu, Incident
 from eagle_eye.server.monitor.detection_loop import DetectionLoop
 from eagle_eye.server.store.store import INCIDENTS, Change, Store
 from eagle_eye.server.web.dispatcher import Dispatcher

@@ -19,9 +19,17 @@ from hypothesis import strategies as st
 from eagle_eye.schema import metrics as catalogue
 from eagle_eye.schema.frame import Frame, values_of
 from eagle_eye.schema.metrics import Scope
-from eagle_eye.server.backtest.trace import BadTrace, Trace
-from eagle_eye.server.backtest.trace_format import FORMAT, Header, MembershipLine, TraceEvent, TraceNode, TraceRank
-from eagle_eye.server.backtest.writer import TraceWriter
+from eagle_eye.server.backtest.recorder import TraceWriter
+from eagle_eye.server.backtest.trace import (
+    FORMAT,
+    BadTrace,
+    Header,
+    MembershipLine,
+    Trace,
+    TraceEvent,
+    TraceNode,
+    TraceRank,
+)
 
 START_S = 1_700_000_000.0
 NODES = [{"node": "n0", "gpus": 2}, {"node": "n1", "gpus": 2}]

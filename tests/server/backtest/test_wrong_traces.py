@@ -18,8 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from eagle_eye.cli.main import main
-from eagle_eye.server.backtest.trace import Trace
-from eagle_eye.server.backtest.trace_clocks import RowSpan, clock_offsets
+from eagle_eye.server.backtest.trace import RowSpan, Trace, clock_offsets
 from eagle_eye.simulator.scenario import Scenario
 from eagle_eye.simulator.simulate import simulate
 from eagle_eye.simulator.writer import write

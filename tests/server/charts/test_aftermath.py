@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from eagle_eye.server.api.incidents import aftermath
-from eagle_eye.server.model.account_records import Ticket
-from eagle_eye.server.model.records import NodeCheck
+from eagle_eye.server.model.records import NodeCheck, Ticket
 from tests.server.builders import NOW, action, incident
 
 DONE = action("act_1", state="done", kind="exclude_node", exclude=["n1"], created_s=NOW, updated_s=NOW + 2)

@@ -14,7 +14,7 @@ from eagle_eye.server.accounts.goodput import LossCause, TimelineSpan
 from eagle_eye.server.charts import plots
 from eagle_eye.server.charts.plots import lane_rows
 from eagle_eye.server.history.history import SeriesSteps
-from eagle_eye.server.model.account_records import Attempt
+from eagle_eye.server.model.records import Attempt
 from tests.server.builders import NOW, incident
 
 

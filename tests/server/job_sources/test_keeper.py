@@ -17,7 +17,7 @@ from eagle_eye.server.jobs import keeper as keeping
 from eagle_eye.server.jobs.keeper import JobSources
 from eagle_eye.server.jobs.source import ScheduledJob, ScheduledNode, Snapshot, SourceFailed
 from eagle_eye.server.model.records import Job, Node
-from eagle_eye.server.store.factory import open_file
+from eagle_eye.server.store.sql_store import open_file
 from eagle_eye.server.store.store import JOBS, NODES, Change
 from eagle_eye.server.telemetry.counters import Telemetry
 from tests.server.builders import NOW, FakeClock, FakeWatcher, frame, running, settings

@@ -17,8 +17,8 @@ from eagle_eye.server.history.remote_history import Figures, RemoteHistory, Seri
 from eagle_eye.server.history.remote_sender import Post, SegmentManifest, send
 from eagle_eye.server.history.remote_store import PositionFile, SenderReport
 from eagle_eye.server.history.settings import RemoteStoreSettings
+from eagle_eye.server.model.clock import rfc3339
 from eagle_eye.server.model.errors import RemoteStoreSilent
-from eagle_eye.server.model.timestamps import rfc3339
 from tests.server.builders import NOW
 from tests.server.remote_store.real_stores import PROMETHEUS, VICTORIA_METRICS, listening, show
 from tests.server.remote_store.strict_store import keep, order, second

@@ -21,7 +21,7 @@ from eagle_eye.server.ingest.remote_write.intake import (
 )
 from eagle_eye.server.ingest.settings import RemoteWriteSettings
 from eagle_eye.server.model.identity import SETTLED_S, Clusters, NameClaims, Naming
-from eagle_eye.server.model.scraped_devices import Watched
+from eagle_eye.server.model.records import Watched
 from tests.server.remote_write.requests import STALE, Written, series, v1
 
 T = 1_700_000_000.0

@@ -14,7 +14,7 @@ import pytest
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import Rank, block, decode_frame, encode_frame
 from eagle_eye.schema.metrics import BY_NAME, Scope
-from eagle_eye.server.admin.backup import back_up
+from eagle_eye.server.admin.backup_command import back_up
 from eagle_eye.server.history.embedded_history import HISTORY_FILE, EmbeddedHistory
 from eagle_eye.server.history.history import Statistic, in_steps, runs_of, speaks_of
 from eagle_eye.server.history.minutes import NUMBERS

@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from eagle_eye.cli.main import main
-from eagle_eye.server.backtest.trace_format import TraceEvent, read_header, read_lines
+from eagle_eye.server.backtest.prometheus_import import ImportRequest, census, nodes_of, nothing_found, questions
+from eagle_eye.server.backtest.trace import TraceEvent, read_header, read_lines
 from eagle_eye.server.ingest.remote_write import mapping
 from eagle_eye.server.model.identity import POD_LABELS, Clusters, Naming
-from eagle_eye.server.trace_import.catalogued import ImportRequest, census, nodes_of, nothing_found, questions
 from tests.server.remote_store.real_stores import PROMETHEUS, VICTORIA_METRICS, listening, show
 from tests.server.remote_write.requests import V1_HEADERS, Written, snappy, v1
 

@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from eagle_eye.server.backtest.trace_format import BadTrace
+    from eagle_eye.server.backtest.trace import BadTrace
     from eagle_eye.traces.trace_frames import Trace, read
     from eagle_eye.traces.verdict_frames import backtest
 

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from eagle_eye.schema.events import WHOLE_NODE
-from eagle_eye.server.backtest.trace_format import (
+from eagle_eye.server.backtest.trace import (
     EVENTS_FILE,
     LABELS_FILE,
     LINKS_FILE,
@@ -19,11 +19,13 @@ from eagle_eye.server.backtest.trace_format import (
     BadTrace,
     Header,
     Label,
+    TableRows,
     TraceEvent,
+    link_rows,
     read_header,
     read_lines,
+    sample_rows,
 )
-from eagle_eye.server.backtest.trace_rows import TableRows, link_rows, sample_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -14,7 +14,7 @@ import pandas as pd
 from eagle_eye.schema.labels import metric_label, number
 from eagle_eye.schema.metrics import BY_NAME, MetricKind, Scope
 from eagle_eye.schema.names import did_you_mean
-from eagle_eye.server.backtest.trace_format import Header
+from eagle_eye.server.backtest.trace import Header
 
 try:
     import matplotlib.pyplot as plt

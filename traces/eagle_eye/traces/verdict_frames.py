@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from eagle_eye.schema.events import WHOLE_NODE
-from eagle_eye.server.backtest.judging import judge_traces
+from eagle_eye.server.backtest.run import judge_traces
 from eagle_eye.traces.trace_frames import Trace, utc_times
 
 

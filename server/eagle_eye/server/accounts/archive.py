@@ -23,10 +23,9 @@ from eagle_eye.server.accounts import goodput, node_records, trust
 from eagle_eye.server.accounts.goodput import TimelineSpan, timeline
 from eagle_eye.server.accounts.node_records import NodeRecord, Scores, is_one_gpu, sat_at
 from eagle_eye.server.accounts.trust import ActionOutcome, Afterwards, JudgedDecision, precision_of
-from eagle_eye.server.model.account_records import Attempt, DriverError, Ticket
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import StoreUnavailable
-from eagle_eye.server.model.records import Action, AuditEntry, Incident, NodeCheck
+from eagle_eye.server.model.records import Action, Attempt, AuditEntry, DriverError, Incident, NodeCheck, Ticket
 from eagle_eye.server.store.store import (
     ACTIONS,
     ATTEMPTS,

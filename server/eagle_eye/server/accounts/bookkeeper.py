@@ -19,11 +19,10 @@ from eagle_eye.server.accounts.goodput import LOOK_S, UNWATCHED_S, Witness, foll
 from eagle_eye.server.accounts.node_records import ErrorCount, GpuReport
 from eagle_eye.server.accounts.trust import AccountSettings
 from eagle_eye.server.ingest.fleet import Fleet
-from eagle_eye.server.model.account_records import Attempt, AttemptMembers, DriverError, Gpu
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import StoreUnavailable
+from eagle_eye.server.model.records import Attempt, AttemptMembers, DriverError, Gpu
 from eagle_eye.server.monitor.watcher import JobProgress, Watcher
-from eagle_eye.server.store.periodic import repeat
 from eagle_eye.server.store.store import (
     ATTEMPTS,
     DRIVER_ERRORS,
@@ -36,6 +35,7 @@ from eagle_eye.server.store.store import (
     Change,
     Kind,
     Store,
+    repeat,
 )
 
 PENDING_MAX = 200_000  # GPUs, and likewise errors, waiting for the next poll: those of a fleet that starts at once

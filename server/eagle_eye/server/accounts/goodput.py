@@ -18,8 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from eagle_eye.detectors.faults import BY_NAME
-from eagle_eye.server.model.account_records import Attempt, AttemptEnd, Gap
-from eagle_eye.server.model.records import Incident, is_of_a_stop
+from eagle_eye.server.model.records import Attempt, AttemptEnd, Gap, Incident, is_of_a_stop
 
 if TYPE_CHECKING:
     from eagle_eye.server.monitor.watcher import JobProgress

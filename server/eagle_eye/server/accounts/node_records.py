@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from eagle_eye.schema.names import NAME_CHARS_MAX, is_name
 from eagle_eye.schema.times import unix_seconds
-from eagle_eye.server.model.account_records import Comparison, DriverError, Gpu, GpuChecks, Seat, Ticket
+from eagle_eye.server.model.records import Comparison, DriverError, Gpu, GpuChecks, Seat, Ticket
 
 # GPU inventory: where each GPU is, its driver errors, and its checks for silent corruption. Agents are not trusted:
 # implausible UUIDs and codes are ignored, and what is kept per GPU is limited.

@@ -25,8 +25,7 @@ from eagle_eye.detectors.faults import BY_NAME, FAULTS
 from eagle_eye.server.accounts import goodput
 from eagle_eye.server.accounts.goodput import TimelineSpan
 from eagle_eye.server.engine.settings import CAREFULNESS, AskedKind, Mode, ModeRule, PolicySettings, matches, mode_of
-from eagle_eye.server.model.account_records import Attempt, Ticket
-from eagle_eye.server.model.records import Action, AuditEntry, Incident, NodeCheck
+from eagle_eye.server.model.records import Action, Attempt, AuditEntry, Incident, NodeCheck, Ticket
 from eagle_eye.server.store.store import OPEN_INCIDENT_STATES
 
 # Of the lower end of a precision's interval: no number of outcomes reaches 1.

@@ -15,16 +15,15 @@ from msgspec.structs import replace
 
 from eagle_eye.schema.configuration import ConfigurationError, private_file
 from eagle_eye.server import config as configuration
-from eagle_eye.server.admin import damage
-from eagle_eye.server.model.clock import Clock, SystemClock
+from eagle_eye.server.admin import data_folder
+from eagle_eye.server.admin.data_folder import had
+from eagle_eye.server.model.clock import Clock, SystemClock, rfc3339
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.model.records import AuditEntry, Token
-from eagle_eye.server.model.timestamps import rfc3339
 from eagle_eye.server.security.auth import mint
-from eagle_eye.server.store.data_folder import had
 from eagle_eye.server.store.database import REMEDY
-from eagle_eye.server.store.factory import RECORDS_FILE, open_records
 from eagle_eye.server.store.settings import RecordsSettings
+from eagle_eye.server.store.sql_store import RECORDS_FILE, open_records
 from eagle_eye.server.store.store import TOKENS, Change, Store
 
 DAY_S = 86_400.0
@@ -76,7 +75,7 @@ def run(args: argparse.Namespace, clock: Clock | None = None) -> int:
     clock = clock or SystemClock()
     config = configuration.load(args.config, os.environ, {"data_dir": args.data})
     data = Path(config.data_dir)
-    lost = None if config.records.url else damage.missing(data, RECORDS_FILE, had(data))
+    lost = None if config.records.url else data_folder.missing(data, RECORDS_FILE, had(data))
     if lost is not None:  # creating tokens in a new file would hide the loss of the old one
         raise StoreUnavailable(f"{data / RECORDS_FILE} {lost}; {REMEDY}")
     where = (config.records, data)

@@ -37,9 +37,8 @@ from eagle_eye.server.api.requests import (
     services,
 )
 from eagle_eye.server.config import ServerConfig
-from eagle_eye.server.model.clock import Clock
+from eagle_eye.server.model.clock import Clock, rfc3339
 from eagle_eye.server.model.errors import BadCursor, Refusal
-from eagle_eye.server.model.timestamps import rfc3339
 from eagle_eye.server.monitor.watcher import Outlook
 from eagle_eye.server.store.store import NODES, TICKETS, Change, Store
 

@@ -22,8 +22,8 @@ from eagle_eye.server.charts.dossier import Kind
 from eagle_eye.server.charts.plots import Form
 from eagle_eye.server.engine.ledger import Phase
 from eagle_eye.server.engine.settings import AskedKind, Mode
-from eagle_eye.server.model import account_records as past
 from eagle_eye.server.model import records
+from eagle_eye.server.model import records as past
 
 # Types are built from records as ``views.plain`` shows them, or from fields.
 

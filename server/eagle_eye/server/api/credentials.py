@@ -16,10 +16,9 @@ from eagle_eye.server.api import views
 from eagle_eye.server.api.requests import NAME, Body, Somebody, answer, audited, body_of, decoded, services
 from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.ingest.fleet import Fleet
-from eagle_eye.server.model.clock import Clock
+from eagle_eye.server.model.clock import Clock, rfc3339
 from eagle_eye.server.model.errors import Refusal
 from eagle_eye.server.model.records import AuditEntry, EndedSessions
-from eagle_eye.server.model.timestamps import rfc3339
 from eagle_eye.server.security.auth import Tokens, mint
 from eagle_eye.server.security.people import USER, People, refuse_foreign
 from eagle_eye.server.security.proxy import Person

@@ -49,15 +49,13 @@ from eagle_eye.server.delivery import webhook
 from eagle_eye.server.delivery.attempts import again
 from eagle_eye.server.delivery.webhook import Guard
 from eagle_eye.server.ingest.fleet import Fleet
-from eagle_eye.server.model.clock import Clock
+from eagle_eye.server.model.clock import Clock, rfc3339
 from eagle_eye.server.model.errors import IllegalTransition, Refusal, StoreUnavailable
+from eagle_eye.server.model.event_filters import parse_matcher, types_of
 from eagle_eye.server.model.records import DeliveryState, Subscription, SubscriptionHealth, WebhookFormat
-from eagle_eye.server.model.subscription_filters import parse_matcher, types_of
-from eagle_eye.server.model.timestamps import rfc3339
 from eagle_eye.server.monitor.cells import Cells
 from eagle_eye.server.monitor.watcher import Outlook
 from eagle_eye.server.security.people import People
-from eagle_eye.server.store.changes import Signal, wait
 from eagle_eye.server.store.store import (
     ACTIONS,
     DELIVERIES,
@@ -70,7 +68,9 @@ from eagle_eye.server.store.store import (
     SUBSCRIPTIONS,
     Change,
     Changed,
+    ChangeSignal,
     Store,
+    wait_for_change,
 )
 from eagle_eye.server.telemetry.counters import Telemetry
 
@@ -500,7 +500,7 @@ class StreamNeeds(Protocol):
     open_streams: OpenStreams
     outlook: Outlook
     people: People
-    signal: Signal
+    signal: ChangeSignal
     stopping: threading.Event
     store: Store
     telemetry: Telemetry
@@ -579,7 +579,7 @@ async def _follow(
         if changes:
             position = changes[-1].sequence
             continue
-        if not await wait(woken, KEEPALIVE_S):
+        if not await wait_for_change(woken, KEEPALIVE_S):
             yield b": still here\n\n"
 
 

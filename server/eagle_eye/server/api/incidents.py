@@ -62,11 +62,9 @@ from eagle_eye.server.engine.ledger import phase
 from eagle_eye.server.engine.settings import mode_of
 from eagle_eye.server.history.history import History, QueryPart
 from eagle_eye.server.ingest.fleet import Fleet
-from eagle_eye.server.model.account_records import Ticket
-from eagle_eye.server.model.clock import Clock
+from eagle_eye.server.model.clock import Clock, rfc3339
 from eagle_eye.server.model.errors import Refusal
-from eagle_eye.server.model.records import Action, Incident, Node, NodeCheck
-from eagle_eye.server.model.timestamps import rfc3339
+from eagle_eye.server.model.records import Action, Incident, Node, NodeCheck, Ticket
 from eagle_eye.server.monitor.watcher import Outlook
 from eagle_eye.server.security.auth import Principal
 from eagle_eye.server.site_files.topology import Places

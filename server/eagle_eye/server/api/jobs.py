@@ -45,11 +45,9 @@ from eagle_eye.server.charts.reading import ReadValues, Turns, members_of, read
 from eagle_eye.server.history.history import History, Statistic
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.jobs.reconcile import declared_job
-from eagle_eye.server.model.account_records import Attempt
-from eagle_eye.server.model.clock import Clock
+from eagle_eye.server.model.clock import Clock, rfc3339
 from eagle_eye.server.model.errors import Refusal
-from eagle_eye.server.model.records import Action, Incident, Job
-from eagle_eye.server.model.timestamps import rfc3339
+from eagle_eye.server.model.records import Action, Attempt, Incident, Job
 from eagle_eye.server.monitor.cells import Cells
 from eagle_eye.server.monitor.watcher import JobProgress, Outlook, Watcher
 from eagle_eye.server.store.settings import DEFAULT_CELL

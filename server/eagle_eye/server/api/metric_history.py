@@ -45,9 +45,8 @@ from eagle_eye.server.history.history import (
 from eagle_eye.server.history.remote_history import SeriesQuery, with_past
 from eagle_eye.server.history.remote_store import RemoteStore
 from eagle_eye.server.ingest.fleet import Fleet
-from eagle_eye.server.model.clock import Clock
+from eagle_eye.server.model.clock import Clock, rfc3339
 from eagle_eye.server.model.errors import HistoryMoved, Refusal
-from eagle_eye.server.model.timestamps import rfc3339
 from eagle_eye.server.site_files.topology import read_topology
 from eagle_eye.server.store.store import ATTEMPTS, GPUS, JOBS, MEMBERSHIPS, PAGE_LIMIT_MAX, Store
 

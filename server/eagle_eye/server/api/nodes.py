@@ -40,11 +40,18 @@ from eagle_eye.server.engine import ledger
 from eagle_eye.server.engine.idle_faults import FAULT
 from eagle_eye.server.engine.ledger import ReturnRequest, fault_of, returning
 from eagle_eye.server.ingest.fleet import Fleet
-from eagle_eye.server.model.account_records import Gpu, GpuChecks
-from eagle_eye.server.model.clock import Clock
+from eagle_eye.server.model.clock import Clock, rfc3339
 from eagle_eye.server.model.errors import BadCursor, Refusal, StoreUnavailable
-from eagle_eye.server.model.records import CheckOutcome, Incident, Node, NodeCheck, NodeCheckPurpose, NodeState
-from eagle_eye.server.model.timestamps import rfc3339
+from eagle_eye.server.model.records import (
+    CheckOutcome,
+    Gpu,
+    GpuChecks,
+    Incident,
+    Node,
+    NodeCheck,
+    NodeCheckPurpose,
+    NodeState,
+)
 from eagle_eye.server.monitor.cells import Cells
 from eagle_eye.server.monitor.recall import Forgetting, KnownNodes
 from eagle_eye.server.monitor.watcher import Outlook

@@ -20,10 +20,9 @@ from eagle_eye.server.api.requests import Cell, Operator, Reader, answer, audite
 from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.engine.ledger import Phase, phase
 from eagle_eye.server.ingest.fleet import RECENT_S, Fleet, Presence
-from eagle_eye.server.model.clock import Clock
+from eagle_eye.server.model.clock import Clock, rfc3339
 from eagle_eye.server.model.errors import Refusal, StoreUnavailable
 from eagle_eye.server.model.records import CellStatus, Incident, Node
-from eagle_eye.server.model.timestamps import rfc3339
 from eagle_eye.server.monitor.cells import Cells, drained, moved, why_held
 from eagle_eye.server.monitor.readiness import Doctor
 from eagle_eye.server.monitor.watcher import JobProgress, Outlook

@@ -33,7 +33,7 @@ from eagle_eye.server.model.errors import (
     StoreUnavailable,
     TargetRefused,
 )
-from eagle_eye.server.model.event_labels import LABELS
+from eagle_eye.server.model.event_filters import LABELS
 from eagle_eye.server.model.records import AuditEntry, Scope
 from eagle_eye.server.security.auth import Principal, Tokens
 from eagle_eye.server.security.limits import Limits

@@ -32,11 +32,10 @@ from eagle_eye.server.api.requests import (
 from eagle_eye.server.api.visibility import Sight
 from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.delivery.outbox import ACTIVE_MAX, silences_in_force
-from eagle_eye.server.model.clock import Clock
+from eagle_eye.server.model.clock import Clock, rfc3339
 from eagle_eye.server.model.errors import Refusal
+from eagle_eye.server.model.event_filters import fits
 from eagle_eye.server.model.records import NewsSilence, SilenceState
-from eagle_eye.server.model.subscription_filters import fits
-from eagle_eye.server.model.timestamps import rfc3339
 from eagle_eye.server.store.store import SILENCES, Change, Store
 
 PATTERNS_MAX = 100  # of faults, jobs or nodes

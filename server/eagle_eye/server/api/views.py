@@ -13,6 +13,8 @@ from eagle_eye.server.delivery import outbox
 from eagle_eye.server.engine.judgement import AttemptCheckpoints
 from eagle_eye.server.engine.ledger import phase
 from eagle_eye.server.ingest.fleet import Fleet
+from eagle_eye.server.model.clock import rfc3339
+from eagle_eye.server.model.event_filters import covering_incident, wants
 from eagle_eye.server.model.records import (
     Action,
     AuditEntry,
@@ -27,9 +29,6 @@ from eagle_eye.server.model.records import (
     Subscription,
     SubscriptionHealth,
 )
-from eagle_eye.server.model.silences import covering_incident
-from eagle_eye.server.model.subscription_filters import wants
-from eagle_eye.server.model.timestamps import rfc3339
 from eagle_eye.server.monitor.watcher import Outlook
 from eagle_eye.server.store.store import SUBSCRIPTION_HEALTH, SUBSCRIPTIONS, Store
 

@@ -17,8 +17,8 @@ import msgspec
 
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.model.errors import Refusal
+from eagle_eye.server.model.event_filters import fits
 from eagle_eye.server.model.records import Action, EvidenceRequest, Incident, Job
-from eagle_eye.server.model.subscription_filters import fits
 from eagle_eye.server.security.auth import Principal
 from eagle_eye.server.store.store import ACTIONS, EVIDENCE, INCIDENTS, JOBS, Kind, Store
 from eagle_eye.server.transport.raw_http import ASGIMessage, Send

@@ -15,9 +15,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Column, Table
 
-from eagle_eye.server.backtest.judging import BacktestTotals, JudgedTraces, judge_traces
-from eagle_eye.server.backtest.run import VerdictLine
-from eagle_eye.server.backtest.score import Scorecard
+from eagle_eye.server.backtest.run import BacktestTotals, JudgedTraces, Scorecard, VerdictLine, judge_traces
 
 # The columns of the score, by their names in the report.
 SCORE_COLUMNS = {

@@ -20,8 +20,7 @@ from eagle_eye.schema.names import natural_order
 from eagle_eye.server.accounts import goodput
 from eagle_eye.server.accounts.goodput import TimelineSpan
 from eagle_eye.server.history.history import SeriesKey, SeriesSteps, Statistic
-from eagle_eye.server.model.account_records import Attempt
-from eagle_eye.server.model.records import Incident
+from eagle_eye.server.model.records import Attempt, Incident
 
 # How the metric of a piece of evidence is drawn: as close to what the detector saw as the history allows.
 

@@ -11,7 +11,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from eagle_eye.schema.backoff import doubled_s
-from eagle_eye.server.model.bounds import Count, NotNegative, Positive
+from eagle_eye.server.model import Count, NotNegative, Positive
 from eagle_eye.server.model.errors import IllegalTransition
 from eagle_eye.server.model.records import Delivery, OutboundEvent, Subscription, SubscriptionHealth
 from eagle_eye.server.store.store import Due

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from eagle_eye.schema import action as schema
 from eagle_eye.schema.action import ActionClaim
+from eagle_eye.server.model.clock import rfc3339
 from eagle_eye.server.model.errors import IllegalTransition
 from eagle_eye.server.model.records import Action, Incident, Node, OutboundEvent, Subscription
-from eagle_eye.server.model.timestamps import rfc3339
 
 
 def claimed_action(action: Action, claim: ActionClaim, who: str, now_s: float) -> Action:

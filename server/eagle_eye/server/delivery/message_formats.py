@@ -14,9 +14,9 @@ from eagle_eye.schema.action import HEARTBEAT, PING
 from eagle_eye.schema.labels import figure, metric_label
 from eagle_eye.schema.times import unix_seconds
 from eagle_eye.server.delivery.attempts import Format, Message, WebhookSettings
-from eagle_eye.server.model.event_labels import severity
+from eagle_eye.server.model.clock import rfc3339
+from eagle_eye.server.model.event_filters import severity
 from eagle_eye.server.model.records import OutboundEvent, Subscription, WebhookFormat
-from eagle_eye.server.model.timestamps import rfc3339
 
 # The format "cloudevents": CloudEvents 1.0 in structured JSON.
 

@@ -38,6 +38,7 @@ from eagle_eye.server.delivery.message_formats import Alert, AlertmanagerApi
 from eagle_eye.server.delivery.webhook import Targets, without_expired
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import StoreUnavailable
+from eagle_eye.server.model.event_filters import INCIDENT_TYPES, covering, covering_incident, silence_in_words, wants
 from eagle_eye.server.model.records import (
     AuditEntry,
     Delivery,
@@ -47,9 +48,6 @@ from eagle_eye.server.model.records import (
     Subscription,
     SubscriptionHealth,
 )
-from eagle_eye.server.model.silences import covering, covering_incident, described
-from eagle_eye.server.model.subscription_filters import INCIDENT_TYPES, wants
-from eagle_eye.server.store.changes import Signal, wait
 from eagle_eye.server.store.store import (
     ACTIONS,
     DELIVERIES,
@@ -60,8 +58,10 @@ from eagle_eye.server.store.store import (
     SUBSCRIPTION_HEALTH,
     SUBSCRIPTIONS,
     Change,
+    ChangeSignal,
     Due,
     Store,
+    wait_for_change,
 )
 from eagle_eye.server.telemetry.counters import Telemetry
 
@@ -179,7 +179,7 @@ def withhold(store: Store, delivery: Delivery, event: OutboundEvent, now_s: floa
             return Change()
         if event.type == INCIDENT_RESOLVED and last_told(store, delivery.subscription_id, event.group) is not None:
             return Change()
-        return Change(deliveries=(silenced(delivery, described(found), now_s),))
+        return Change(deliveries=(silenced(delivery, silence_in_words(found), now_s),))
 
     if event.type not in INCIDENT_TYPES or settled(store).empty:
         return None
@@ -376,7 +376,7 @@ class Outbox:
         settings: WebhookSettings,
         clock: Clock,
         telemetry: Telemetry,
-        signal: Signal,
+        signal: ChangeSignal,
         retention_s: float,
         targets: Targets,
         refresh: AlertRefresh,
@@ -409,7 +409,7 @@ class Outbox:
                 tasks.create_task(self._keep_house())
                 while True:
                     delay_s = await self._dispatch(tasks)
-                    await wait(woken, delay_s)
+                    await wait_for_change(woken, delay_s)
         finally:
             self._signal.forget(woken)
 
@@ -707,11 +707,11 @@ class LeaderPing:
     def __init__(
         self,
         store: Store,
-        signal: Signal,
+        signal: ChangeSignal,
         clock: Clock,
         telemetry: Telemetry,
         lease_s: float,
-        waiting: Callable[[asyncio.Event, float], Awaitable[bool]] = wait,
+        waiting: Callable[[asyncio.Event, float], Awaitable[bool]] = wait_for_change,
     ) -> None:
         self._store = store
         self._signal = signal

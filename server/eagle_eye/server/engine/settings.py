@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 
 from eagle_eye.detectors.faults import BY_NAME
 from eagle_eye.schema.action import ActionKind
-from eagle_eye.server.model.bounds import Count, Positive
+from eagle_eye.server.model import Count, Positive
 
 NAMES_MAX = 1_000  # patterns in one list, which a person must still be able to read
 _WILD = frozenset("*?[")

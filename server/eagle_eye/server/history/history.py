@@ -20,7 +20,7 @@ from eagle_eye.schema.frame import Block, Frame, Rank
 from eagle_eye.schema.metrics import MetricKind, MetricSpec, Scope
 from eagle_eye.server.engine.roster import Topology
 from eagle_eye.server.model.batch import Batch
-from eagle_eye.server.model.node_clocks import corrected
+from eagle_eye.server.model.clock import corrected
 
 # A metric's values per bucket: minimum, maximum, mean, first, last, count, and a counter's increase. All of these
 # combine: the summary of an hour follows from those of its minutes exactly as from the values themselves. NaN values

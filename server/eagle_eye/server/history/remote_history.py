@@ -25,8 +25,8 @@ from eagle_eye.schema.metrics import PROMETHEUS_PREFIX, MetricSpec, Scope
 from eagle_eye.server.history.history import Recorded, UnreadableRange
 from eagle_eye.server.history.remote_series import JOB, NAME, NODE, SeriesSubject, place_of
 from eagle_eye.server.history.settings import RemoteStoreSettings
+from eagle_eye.server.model.clock import rfc3339
 from eagle_eye.server.model.errors import RemoteStoreSilent, ServerError
-from eagle_eye.server.model.timestamps import rfc3339
 
 # Credential files are read for each request, as they may be rotated.
 

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from eagle_eye.schema.configuration import ConfigurationError
-from eagle_eye.server.model.bounds import Count, Positive
+from eagle_eye.server.model import Count, Positive
 
 
 class HistorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -18,8 +18,8 @@ from eagle_eye.server.ingest.clock_notes import ClockNotes
 from eagle_eye.server.ingest.unmapped_senders import UnmappedSenders
 from eagle_eye.server.ingest.vouching import NodeQuota, Vouchers
 from eagle_eye.server.model.batch import ResolvedTemplate
+from eagle_eye.server.model.clock import SEEN_S, STEP_S, NodeClock, corrected, is_same_base
 from eagle_eye.server.model.identity import Clusters, NameClaims, NodeNames
-from eagle_eye.server.model.node_clocks import SEEN_S, STEP_S, NodeClock, corrected, is_same_base
 
 RECENT_S = 6 * 3_600.0  # a node silent for longer has left the fleet, and should not raise alarms
 FRESH_INTERVALS = 2.5  # a node that scrapes slowly counts as fresh for this many of its intervals,

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from eagle_eye.schema.frame import REQUEST_BYTES_MAX
-from eagle_eye.server.model.bounds import Count, Positive
+from eagle_eye.server.model import Count, Positive
 from eagle_eye.server.model.errors import Refusal
 
 

@@ -30,11 +30,10 @@ from eagle_eye.server.jobs.kubernetes import Kubernetes
 from eagle_eye.server.jobs.reconcile import Knowledge, ObservedJob, Reconciled, is_our_reason, reconcile, standing
 from eagle_eye.server.jobs.slurm import SlurmRest, Squeue
 from eagle_eye.server.jobs.source import JobSource, JobSourceSettings, Snapshot, SourceFailed
-from eagle_eye.server.model.clock import Clock, SystemClock
+from eagle_eye.server.model.clock import Clock, SystemClock, rfc3339
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.model.identity import NodeNames
 from eagle_eye.server.model.records import AuditEntry, Job, Node
-from eagle_eye.server.model.timestamps import rfc3339
 from eagle_eye.server.monitor.watcher import Watcher
 from eagle_eye.server.store.store import JOBS, NODES, PAGE_LIMIT_MAX, Change, Store
 from eagle_eye.server.telemetry.counters import Telemetry, metric_name

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from eagle_eye.schema.configuration import ConfigurationError
-from eagle_eye.server.model.bounds import Positive
+from eagle_eye.server.model import Positive
 from eagle_eye.server.model.errors import ServerError
 from eagle_eye.server.model.records import NodeState
 

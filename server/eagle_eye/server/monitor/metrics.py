@@ -15,7 +15,7 @@ from eagle_eye.server.engine.rules import Situation, counted
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import StoreUnavailable
-from eagle_eye.server.model.event_labels import severity
+from eagle_eye.server.model.event_filters import severity
 from eagle_eye.server.model.records import Action, Incident
 from eagle_eye.server.monitor.watcher import IncidentCounts, JobProgress, Latest
 from eagle_eye.server.store.leadership import Leadership

@@ -14,12 +14,11 @@ from eagle_eye.server.history.history import History
 from eagle_eye.server.ingest.fleet import RECENT_S, Fleet
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import StoreUnavailable
+from eagle_eye.server.model.event_filters import wants
 from eagle_eye.server.model.identity import CLUSTER_MARK
-from eagle_eye.server.model.subscription_filters import wants
 from eagle_eye.server.monitor.watcher import Outlook, Watcher
 from eagle_eye.server.store.leadership import Leadership
-from eagle_eye.server.store.periodic import repeat
-from eagle_eye.server.store.store import SUBSCRIPTIONS, Change, Store
+from eagle_eye.server.store.store import SUBSCRIPTIONS, Change, Store, repeat
 from eagle_eye.server.telemetry.counters import Telemetry
 
 PROBE_S = 2.0  # an answer is cached for this long, so that frequent requests do not wear out the disk

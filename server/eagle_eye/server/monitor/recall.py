@@ -17,10 +17,9 @@ from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.ingest.remote_write.keeper import STREAM_PREFIX, is_ours, judged
 from eagle_eye.server.ingest.templates import KnownTemplate, Templates
 from eagle_eye.server.model.batch import Batch, Row, batches_of
-from eagle_eye.server.model.clock import Clock
+from eagle_eye.server.model.clock import Clock, corrected
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.model.identity import CLUSTER_MARK
-from eagle_eye.server.model.node_clocks import corrected
 from eagle_eye.server.model.records import AuditEntry, ForgottenNode, Incident, Node
 from eagle_eye.server.store.store import FORGOTTEN_NODES, NODES, PAGE_LIMIT_MAX, Change, Store
 

@@ -19,8 +19,7 @@ from eagle_eye.server.engine.settings import EvidenceSettings
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import Refusal, StoreUnavailable
 from eagle_eye.server.model.records import EvidenceRequest, EvidenceState
-from eagle_eye.server.store.periodic import repeat
-from eagle_eye.server.store.store import EVIDENCE, PAGE_LIMIT_MAX, Change, Store
+from eagle_eye.server.store.store import EVIDENCE, PAGE_LIMIT_MAX, Change, Store, repeat
 
 # Evidence bundles on disk: files from agents, stored as received and never opened.
 #

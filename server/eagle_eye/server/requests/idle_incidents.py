@@ -21,12 +21,10 @@ from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.respond import Book, Response
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.ingest.fleet import Fleet
-from eagle_eye.server.model.account_records import Gpu
 from eagle_eye.server.model.clock import Clock
-from eagle_eye.server.model.records import Incident
+from eagle_eye.server.model.records import Gpu, Incident
 from eagle_eye.server.monitor.announcements import announcement
-from eagle_eye.server.store.periodic import repeat
-from eagle_eye.server.store.store import GPUS, INCIDENTS, NODES, Change, Store
+from eagle_eye.server.store.store import GPUS, INCIDENTS, NODES, Change, Store, repeat
 
 
 def claimed(

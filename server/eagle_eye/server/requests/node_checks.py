@@ -21,12 +21,13 @@ from eagle_eye.server.engine.idle_faults import FAULT, NO_JOB, WEEK_S, IdleCheck
 from eagle_eye.server.engine.ledger import Offer, suite, unproven
 from eagle_eye.server.engine.settings import PolicySettings, in_force
 from eagle_eye.server.ingest.fleet import Fleet
-from eagle_eye.server.model.account_records import Comparison, Gpu
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import Refusal, StoreUnavailable
 from eagle_eye.server.model.records import (
     AuditEntry,
     CheckOutcome,
+    Comparison,
+    Gpu,
     Node,
     NodeCheck,
     NodeCheckPurpose,
@@ -36,7 +37,6 @@ from eagle_eye.server.model.records import (
 from eagle_eye.server.monitor.announcements import together
 from eagle_eye.server.monitor.watcher import JobProgress
 from eagle_eye.server.requests.idle_incidents import claimed
-from eagle_eye.server.store.periodic import repeat
 from eagle_eye.server.store.store import (
     GPU_CHECKS,
     GPUS,
@@ -46,6 +46,7 @@ from eagle_eye.server.store.store import (
     PAGE_LIMIT_MAX,
     Change,
     Store,
+    repeat,
 )
 
 COLLECTOR = "node_check"  # the collector by which an agent reports in its frames that it can run checks

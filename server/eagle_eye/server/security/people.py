@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from eagle_eye.server.model.clock import rfc3339
 from eagle_eye.server.model.errors import Refusal
 from eagle_eye.server.model.records import Scope
-from eagle_eye.server.model.timestamps import rfc3339
 from eagle_eye.server.security.auth import SAFE_METHODS, TOKEN_PREFIX, Credentials, Principal, Tokens
 from eagle_eye.server.security.proxy import Person, Proxy, RawHeaders
 from eagle_eye.server.security.sessions import Cookie, Session

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from eagle_eye.schema.configuration import ConfigurationError
-from eagle_eye.server.model.bounds import Count, Positive
+from eagle_eye.server.model import Count, Positive
 
 _HEADER = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*")
 _RESERVED_HEADERS = frozenset({"authorization", "cookie", "host", "origin"})

@@ -16,8 +16,7 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from eagle_eye.schema.configuration import ConfigurationError
-from eagle_eye.server.model.clock import Clock
-from eagle_eye.server.model.timestamps import rfc3339
+from eagle_eye.server.model.clock import Clock, rfc3339
 from eagle_eye.server.security.auth import CERTIFICATE_NAMES, PEER
 from eagle_eye.server.security.certificate_dates import Validity, first_to_end
 from eagle_eye.server.security.settings import TlsSettings

@@ -7,7 +7,7 @@ import re
 import msgspec
 
 from eagle_eye.schema.configuration import ConfigurationError
-from eagle_eye.server.model.bounds import Positive
+from eagle_eye.server.model import Positive
 
 SCHEMES = ("postgresql+psycopg://", "postgresql://", "postgres://")
 LEASE_S_MIN, LEASE_S_MAX = 1.0, 60.0

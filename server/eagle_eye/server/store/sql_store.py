@@ -1,21 +1,30 @@
-"""The store in a SQL database: a table for each kind of record, JSON beside its indexed columns."""
+"""The store in a SQL database, and SQLite's file, which is the one unless the configuration has another.
+
+A table for each kind of record, JSON beside its indexed columns.
+"""
 
 from __future__ import annotations
 
+import base64
+import sqlite3
 import threading
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 import sqlalchemy
 from sqlalchemy import and_, bindparam, case, delete, exists, func, literal_column, or_, select, update
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.pool import QueuePool
 from sqlalchemy.sql import ColumnElement, Delete, Select
 
 from eagle_eye.schema.action import HEARTBEAT, PING
 from eagle_eye.server.engine.incidents import Derived, WantedAction, new_id
-from eagle_eye.server.model.errors import StoreUnavailable
+from eagle_eye.server.model.errors import BadCursor, StoreUnavailable
 from eagle_eye.server.model.records import (
     Action,
     AuditEntry,
@@ -23,14 +32,22 @@ from eagle_eye.server.model.records import (
     Incident,
     Token,
 )
-from eagle_eye.server.store import migration
-from eagle_eye.server.store.cursors import cursor_of, position_of
-from eagle_eye.server.store.json_expressions import JsonMember, JsonNumber, JsonText
-from eagle_eye.server.store.records_database import RecordsDatabase
-from eagle_eye.server.store.schema import ACTION_IDS, AUDIT, CHANGES, TABLES, TOKEN_CHANGES
-from eagle_eye.server.store.settings import DEFAULT_CELL
-from eagle_eye.server.store.sql_write import REPORTED, RecordsWriter
-from eagle_eye.server.store.statements import Statement, Statements
+from eagle_eye.server.store import database, schema
+from eagle_eye.server.store.leadership import Leadership, boot_s
+from eagle_eye.server.store.schema import (
+    ACTION_IDS,
+    AUDIT,
+    CHANGES,
+    TABLES,
+    TOKEN_CHANGES,
+    JsonMember,
+    JsonNumber,
+    JsonText,
+    RecordsDatabase,
+    json_parts,
+)
+from eagle_eye.server.store.settings import DEFAULT_CELL, RecordsSettings
+from eagle_eye.server.store.sql_write import REPORTED, RecordsWriter, Statement, Statements
 from eagle_eye.server.store.store import (
     ACTIONS,
     DELIVERIES,
@@ -55,6 +72,135 @@ from eagle_eye.server.store.store import (
     Store,
     Upcoming,
 )
+
+
+def cursor_of(list_name: str, position: int) -> str:
+    """Return the cursor of a position in a list."""
+    return base64.urlsafe_b64encode(f"{list_name}:{position}".encode()).decode().rstrip("=")
+
+
+def position_of(cursor: str, list_name: str) -> int:
+    """Return the position that a cursor of this list represents. Raises BadCursor."""
+    try:
+        text = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
+        name, _, position = text.partition(":")
+        number = int(position)
+    except ValueError:
+        name, number = "", 0
+    if name != list_name or not 0 < number < 1 << 62:
+        raise BadCursor(
+            f"cursor {cursor[:80]!r} is none of this list's; use the next of a page of the same list, unchanged"
+        )
+    return number
+
+
+FILE_VERSION = 1  # the files' user_version; that of their tables is Alembic's
+TRIGGERS: tuple[str, ...] = (
+    *(
+        f"CREATE TRIGGER IF NOT EXISTS {name} BEFORE {change} ON audit"
+        " BEGIN SELECT RAISE(ABORT, 'the audit trail is append-only'); END"
+        for name, change in (("audit_is_kept", "DELETE"), ("audit_is_final", "UPDATE"))
+    ),
+    *(
+        f"CREATE TRIGGER IF NOT EXISTS {name} AFTER {change} ON tokens"  # noqa: S608 - constants
+        " BEGIN UPDATE token_changes SET total = total + 1; END"
+        for name, change in (("token_made", "INSERT"), ("token_changed", "UPDATE"), ("token_deleted", "DELETE"))
+    ),
+)
+_LAST_ID = sqlalchemy.text("SELECT seq FROM sqlite_sequence WHERE name = :name")
+_SET_LAST_ID = sqlalchemy.text("UPDATE sqlite_sequence SET seq = :seq WHERE name = :name")
+_NEW_LAST_ID = sqlalchemy.text("INSERT INTO sqlite_sequence (name, seq) VALUES (:name, :seq)")
+
+
+class SqliteFile:
+    """A file with records: one process writes at a time, any number read meanwhile."""
+
+    readers = 1  # what asks first is answered first
+    mark = "?"
+    failures: tuple[type[Exception], ...] = (DBAPIError, sqlite3.Error)
+    triggers = TRIGGERS
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.where = str(path)
+        self._condition = database.DatabaseCondition(path)
+
+    @property
+    def damage(self) -> str | None:
+        """What is known to be damaged."""
+        return self._condition.damage
+
+    def connections(self, most: int, *, writing: bool = False) -> sqlalchemy.Engine:  # noqa: ARG002 - all may write
+        """Return a pool of at most so many connections, opened when they are needed."""
+        return sqlalchemy.create_engine(
+            "sqlite://",
+            creator=lambda: database.connect(self.path),
+            poolclass=QueuePool,
+            pool_size=most,
+            max_overflow=0,
+            pool_reset_on_return=None,  # reads are no transactions, and a transaction ends where it began
+        )
+
+    def check(self, connection: sqlalchemy.Connection) -> None:
+        """Raise StoreUnavailable for a file of a newer server; what else is wrong with one shows as it is opened."""
+        version = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
+        if version > FILE_VERSION:
+            raise StoreUnavailable(
+                f"{self.path} has version {version}, this server knows up to {FILE_VERSION}: start the newer server"
+            )
+
+    def is_lost(self, driver: Any) -> bool:  # noqa: ARG002 - as the other engine's
+        """Return False: a file's connection is not lost."""
+        return False
+
+    def ensure_leading(self) -> None:
+        """Do nothing: a file's folder is locked for one server."""
+
+    def begin_writing(self, driver: Any) -> None:
+        """Begin the only transaction that writes, of all processes. Nothing is written to a file that was deleted."""
+        driver.check_files()
+        driver.execute("BEGIN IMMEDIATE")
+
+    def last_id(self, connection: sqlalchemy.Connection, column: sqlalchemy.Column[int]) -> int:
+        """Return the last id that the column of a table gave out, of rows that are deleted since, too; 0 for none."""
+        found: int | None = connection.execute(_LAST_ID, {"name": column.table.name}).scalar()
+        return found or 0
+
+    def set_last_id(self, connection: sqlalchemy.Connection, column: sqlalchemy.Column[int], last_id: int) -> None:
+        """Have the column give out ids after this one."""
+        values = {"name": column.table.name, "seq": last_id}
+        if connection.execute(_SET_LAST_ID, values).rowcount == 0:
+            connection.execute(_NEW_LAST_ID, values)
+
+    def storable(self, text: str) -> str:
+        """Return the text: SQLite stores any."""
+        return text
+
+    def unavailable(self, doing: str, error: Exception) -> StoreUnavailable:
+        """Return what to raise for a failure: what could not be done, and why."""
+        cause = error.orig if isinstance(error, DBAPIError) and isinstance(error.orig, Exception) else error
+        self._condition.note(cause)
+        return StoreUnavailable(self.damage or f"the records cannot be {doing}: {cause}")
+
+    def note_damage(self, how: str) -> None:
+        """Record that the file is damaged; it is logged once."""
+        self._condition.note_damage(how)
+
+
+@compiles(JsonText, "sqlite")
+@compiles(JsonNumber, "sqlite")
+def _field(element: JsonText | JsonNumber, compiler: Any, **options: Any) -> str:
+    record, field, _ = json_parts(element, compiler, **options)
+    return f"json_extract({record}, '$.{field}')"
+
+
+@compiles(JsonMember, "sqlite")
+def _member(element: JsonMember, compiler: Any, **options: Any) -> str:
+    record, path, value = json_parts(element, compiler, **options)
+    names, _, inside = path.partition("[*].")
+    one = f"json_extract(value, '$.{inside}')" if inside else "value"
+    return f"EXISTS (SELECT 1 FROM json_each({record}, '$.{names}') WHERE {one} = {value})"  # noqa: S608 - of Kinds
+
 
 RecordT = TypeVar("RecordT", bound=msgspec.Struct)
 
@@ -194,7 +340,7 @@ class SqlStore:
         self._listener_lock = threading.Lock()
         self._salt = ""  # of the ids of actions, once it was read
         try:
-            migration.migrate(database, self._writes)
+            schema.migrate(database, self._writes)
         except BaseException:
             self.close()
             raise
@@ -611,3 +757,34 @@ _FAILURES = (
     .order_by(_DELIVERIES.sequence)
     .limit(_LIMIT)
 )
+
+
+RECORDS_FILE = "records.db"  # in data_dir, unless the records are in another database
+
+
+def open_records(settings: RecordsSettings, data: Path, leadership: Leadership | None = None) -> SqlStore:
+    """Return the records, brought to this version. Raises StoreUnavailable.
+
+    With ``leadership`` they are written while this server leads. Who has a file is said by the lock of its folder
+    (``admin/data_folder.py``).
+    """
+    if not settings.url:
+        return open_file(data / RECORDS_FILE)
+    from eagle_eye.server.store.postgresql import PostgresqlDatabase
+
+    return SqlStore(PostgresqlDatabase(settings, alone=False, leadership=leadership))
+
+
+def leadership_of(settings: RecordsSettings, public_url: str, now_s: Callable[[], float] = boot_s) -> Leadership:
+    """Return this server's part in leading those on one PostgreSQL database, not started. Raises StoreUnavailable."""
+    from eagle_eye.server.store.postgresql import PostgresqlDatabase, PostgresqlLease
+
+    SqlStore(PostgresqlDatabase(settings, alone=False)).close()  # makes the tables
+    keeper = PostgresqlLease(PostgresqlDatabase(settings, alone=False))
+    keeper.found_cell()
+    return Leadership(keeper, settings.server_url.rstrip("/") or public_url, settings.lease_s, now_s)
+
+
+def open_file(path: Path) -> SqlStore:
+    """Return the records in a SQLite file, made if it is not there. Raises StoreUnavailable."""
+    return SqlStore(SqliteFile(path))

@@ -1,23 +1,22 @@
-"""Writes a change to the tables, and creates the deliveries of its events, within a transaction."""
+"""Writes changes to the records, with statements that SQLAlchemy makes once for each engine."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from functools import cache, lru_cache
 from itertools import chain
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
-from sqlalchemy import bindparam, literal, select, update
-from sqlalchemy.sql import Delete, Select
+from sqlalchemy import Dialect, bindparam, literal, select, update
+from sqlalchemy.sql import Delete, Executable, Select
+from sqlalchemy.sql.compiler import SQLCompiler
 
+from eagle_eye.server.model.event_filters import wants
 from eagle_eye.server.model.records import Delivery, OutboundEvent, Subscription
-from eagle_eye.server.model.subscription_filters import wants
-from eagle_eye.server.store.records_database import RecordsDatabase
-from eagle_eye.server.store.schema import TABLES
-from eagle_eye.server.store.statements import Statements
+from eagle_eye.server.store.schema import TABLES, RecordsDatabase
 from eagle_eye.server.store.store import (
     ACTIONS,
     CELLS,
@@ -35,8 +34,60 @@ from eagle_eye.server.store.store import (
     Kind,
 )
 
+# Statements are run without SQLAlchemy: run by it, a look-up of one record took three times the CPU.
+
+Values = Sequence[Any] | Mapping[str, Any]
+# Beyond it they are made anew: those with lists of values have as many shapes as lists have lengths.
+STATEMENTS_MAX = 2_000
+
+
+class Statement(NamedTuple):
+    """The text for the driver, the names of its places, None where it takes names, and values of its own."""
+
+    text: str
+    places: tuple[str, ...] | None
+    own: Mapping[str, Any]
+
+    def values(self, given: Mapping[str, Any]) -> Values:
+        """Return the values as the driver takes them."""
+        if self.places is None:
+            return {**self.own, **given}
+        return [given[name] if name in given else self.own[name] for name in self.places]
+
+
+class Statements:
+    """The statements of one engine, each made when it is first needed."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
+        self._made: dict[Hashable, Statement] = {}
+
+    def of(self, key: Hashable, make: Callable[[], Executable]) -> Statement:
+        """Return the statement of this key, which ``make`` returns the first time."""
+        found = self._made.get(key)
+        if found is None:
+            if len(self._made) >= STATEMENTS_MAX:
+                self._made.clear()
+            found = self._made[key] = self._compiled(make())
+        return found
+
+    def executing(self, cursor: Any) -> Callable[..., None]:
+        """Return what executes a statement with a driver's cursor, its values given by name."""
+
+        def execute(statement: Executable, **values: Any) -> None:
+            prepared = self.of(statement, lambda: statement)
+            cursor.execute(prepared.text, prepared.values(values))
+
+        return execute
+
+    def _compiled(self, statement: Any) -> Statement:
+        compiled: SQLCompiler = statement.compile(dialect=self._dialect, compile_kwargs={"render_postcompile": True})
+        places = tuple(compiled.positiontup) if compiled.positional and compiled.positiontup is not None else None
+        return Statement(str(compiled), places, compiled.params)
+
+
 RECORDS_AT_ONCE = 500  # SQLite allows 32,766 values per statement, PostgreSQL 65,535
-STATEMENTS_MAX = 64  # kept of those with so many rows: most write few
+ROW_STATEMENTS_MAX = 64  # kept of those with so many rows: most write few
 
 RecordT = TypeVar("RecordT", bound=msgspec.Struct)
 
@@ -159,27 +210,27 @@ def _fields(kind: Kind[Any]) -> Callable[[Any], tuple[Any, ...]]:
     return attrgetter(*names) if len(names) > 1 else lambda record: (getattr(record, names[0]),)
 
 
-@lru_cache(STATEMENTS_MAX)
+@lru_cache(ROW_STATEMENTS_MAX)
 def _rows_into(into: str, mark: str, columns: int, rows: int) -> str:
     """Return the statement that inserts so many rows."""
     row = f"({', '.join([mark] * columns)})"
     return f"INSERT INTO {into} VALUES {', '.join([row] * rows)}"  # noqa: S608 - names of tables and columns
 
 
-@lru_cache(STATEMENTS_MAX)
+@lru_cache(ROW_STATEMENTS_MAX)
 def _upsert(kind: Kind[Any], mark: str, rows: int) -> str:
     """Return the statement that writes so many records."""
     changes = ", ".join(f'"{name}" = excluded."{name}"' for name in (*kind.column_names, "record") if name != kind.key)
     return f'{_inserted(kind, mark, rows)} ON CONFLICT ("{kind.key}") DO UPDATE SET {changes}'
 
 
-@lru_cache(STATEMENTS_MAX)
+@lru_cache(ROW_STATEMENTS_MAX)
 def _new_events(mark: str, rows: int) -> str:
     """Return the statement that makes a row for each of so many events that has none."""
     return f'{_inserted(EVENTS, mark, rows)} ON CONFLICT ("id") DO NOTHING'
 
 
-@lru_cache(STATEMENTS_MAX)
+@lru_cache(ROW_STATEMENTS_MAX)
 def _sequences(mark: str, ids: int) -> str:
     """Return the statement that reads the ids and sequences of those of so many events that have no record yet.
 

@@ -1,35 +1,43 @@
-"""The Store protocol: the server's durable records, and changes in one transaction."""
+"""What the records are to the server: kinds, the Store, changes in one transaction, and who waits for them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from eagle_eye.server.engine.incidents import Derived
-from eagle_eye.server.model.account_records import Attempt, AttemptMembers, DriverError, Gpu, GpuChecks, Ticket
+from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.model.records import (
     Action,
+    Attempt,
+    AttemptMembers,
     AuditEntry,
     CellStatus,
     Delivery,
+    DriverError,
     EndedSessions,
     EvidenceRequest,
     ForgottenNode,
+    Gpu,
+    GpuChecks,
     Incident,
     Job,
     JobCell,
+    LastCodes,
     NewsSilence,
     Node,
     NodeCheck,
     OutboundEvent,
     Subscription,
     SubscriptionHealth,
+    Ticket,
     Token,
 )
-from eagle_eye.server.model.scraped_devices import LastCodes
 
 RecordT = TypeVar("RecordT", bound=msgspec.Struct)
 Filters = Mapping[str, str | Sequence[str]]  # by name; with several values any one matches
@@ -366,3 +374,78 @@ class Store(Protocol):
     def close(self) -> None:
         """Release the files."""
         ...
+
+
+class ChangeSignal:
+    """Any number of waiters; each ``notify`` wakes all current waiters and sets the events of all others."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._waiters: set[asyncio.Event] = set()
+
+    def attach(self) -> None:
+        """Bind to the running loop; before this, ``notify`` does nothing."""
+        self._loop = asyncio.get_running_loop()
+
+    def detach(self) -> None:
+        """Release the loop, which is about to close."""
+        self._loop = None
+
+    def waiter(self) -> asyncio.Event:
+        """Return an event that every later ``notify`` sets; pass it to ``forget`` when done."""
+        event = asyncio.Event()
+        self._waiters.add(event)
+        return event
+
+    def forget(self, event: asyncio.Event) -> None:
+        """Stop setting the event."""
+        self._waiters.discard(event)
+
+    def notify(self) -> None:
+        """Set all waiters' events; may be called from any thread."""
+        loop = self._loop
+        if loop is None:
+            return
+        try:
+            loop.call_soon_threadsafe(self._set)
+        except RuntimeError:
+            # The loop closed since the check: no waiter is left.
+            return
+
+    def _set(self) -> None:
+        for event in self._waiters:
+            event.set()
+
+
+async def wait_for_change(event: asyncio.Event, timeout_s: float) -> bool:
+    """Return True once the event is set, which clears it, or False after ``timeout_s``."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        return False
+    event.clear()
+    return True
+
+
+_log = logging.getLogger(__name__)
+
+
+async def repeat(
+    work: Callable[[], Awaitable[object]], interval_s: float, failure: str, *, wait_first: bool = False
+) -> None:
+    """Await ``work()``, then wait ``interval_s``, repeatedly until cancelled; ``wait_first`` swaps the order.
+
+    A pass that raises StoreUnavailable is logged as ``failure``, and the next one tries again. ``interval_s`` 0
+    disables the work: then this only waits to be cancelled.
+    """
+    if interval_s <= 0:
+        await asyncio.Event().wait()
+    if wait_first:
+        await asyncio.sleep(interval_s)
+    while True:
+        try:
+            await work()
+        except StoreUnavailable:
+            _log.warning("%s: the records cannot be read or written; the next pass tries again", failure)
+        await asyncio.sleep(interval_s)

@@ -24,9 +24,8 @@ from eagle_eye.server.security.limits import Limits
 from eagle_eye.server.security.people import People
 from eagle_eye.server.security.principals import Principals
 from eagle_eye.server.security.tls import Certificates
-from eagle_eye.server.store.changes import Signal
 from eagle_eye.server.store.leadership import Leadership
-from eagle_eye.server.store.store import Store
+from eagle_eye.server.store.store import ChangeSignal, Store
 from eagle_eye.server.telemetry.counters import Telemetry
 from eagle_eye.server.transport import methods
 from eagle_eye.server.transport.connection_metrics import ConnectionCollector
@@ -70,7 +69,7 @@ class Needs(Protocol):
     leadership: Leadership | None
     limits: Limits
     people: People
-    signal: Signal
+    signal: ChangeSignal
     stopping: threading.Event
     store: Store
     telemetry: Telemetry

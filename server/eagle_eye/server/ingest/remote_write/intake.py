@@ -32,9 +32,9 @@ from eagle_eye.server.ingest.remote_write.rows import (
     StatedCode,
 )
 from eagle_eye.server.ingest.remote_write.wire import Malformed, Sample, WireSeries, labels
+from eagle_eye.server.model.clock import AGE_S_MAX, AHEAD_S_MAX
 from eagle_eye.server.model.identity import NameClaims, Naming, NoName, with_plain_names
-from eagle_eye.server.model.node_clocks import AGE_S_MAX, AHEAD_S_MAX
-from eagle_eye.server.model.scraped_devices import Watched
+from eagle_eye.server.model.records import Watched
 
 FORGET_S = 1800.0
 # DCGM's blank values: 0x7ffffffffffffff0 and 2^47 with those after them, and the 32-bit ones.

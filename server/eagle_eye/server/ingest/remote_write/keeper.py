@@ -21,7 +21,7 @@ from eagle_eye.server.ingest.remote_write.rows import INTERVAL_UNKNOWN_S, NodeRo
 from eagle_eye.server.model.batch import Batch, StreamRef
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import HistoryUnavailable
-from eagle_eye.server.model.scraped_devices import Watched
+from eagle_eye.server.model.records import Watched
 from eagle_eye.server.telemetry.counters import Telemetry
 
 # The agent version in such frames. Until a node's interval is known its rows are stored but not used for detection: the

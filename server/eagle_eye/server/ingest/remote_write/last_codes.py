@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 
 from eagle_eye.server.model.errors import StoreUnavailable
-from eagle_eye.server.model.scraped_devices import LastCodes, Watched
+from eagle_eye.server.model.records import LastCodes, Watched
 from eagle_eye.server.store.store import LAST_CODES, Change, Store
 
 _log = logging.getLogger(__name__)

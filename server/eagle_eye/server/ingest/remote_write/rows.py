@@ -16,7 +16,7 @@ from eagle_eye.schema.frame import Block, block
 from eagle_eye.schema.metrics import MetricKind, Scope
 from eagle_eye.server.ingest.remote_write.cells import Cell
 from eagle_eye.server.ingest.remote_write.mapping import MappedRow, Rule
-from eagle_eye.server.model.scraped_devices import Watched
+from eagle_eye.server.model.records import Watched
 
 # Timestamps kept open: a scrape arrives within seconds, and a node may have two exporters, each scraped twice.
 MOMENTS_OPEN = 6

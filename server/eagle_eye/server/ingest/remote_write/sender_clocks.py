@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import median_low
 
 from eagle_eye.server.ingest.remote_write.wire import WireSeries
-from eagle_eye.server.model.node_clocks import AHEAD_S_MAX
+from eagle_eye.server.model.clock import AHEAD_S_MAX
 
 LOOKED_AT = 64  # series per request: a few exporters with times of their own do not outvote the others
 LAG_S_MAX = 10.0  # of a sender's promptest request in a minute

@@ -1,13 +1,11 @@
-"""The records as one schema on two engines.
-
-A SQLite file of an earlier server, which counted its own migrations, gets what it lacks: tables, columns, indexes and
-the states that incidents have since.
-"""
+"""The tables of the records: one schema on two engines."""
 
 from __future__ import annotations
 
+import secrets
+
 from alembic import context, op
-from sqlalchemy import BigInteger, Column, Connection, Double, Integer, MetaData, Table, Text, inspect, text
+from sqlalchemy import BigInteger, Column, Double, Integer, MetaData, Table, Text
 
 revision = "0001"
 down_revision = None
@@ -24,7 +22,9 @@ RECORDS = {
         "subscription_id event_id type state group sequence due_s expires_s created_s",
         "expires_s",
     ),
+    "silences": ("id", "state until_s", ""),
     "tokens": ("id", "sha256 node", "node"),
+    "ended_sessions": ("person", "ended_s", ""),
     "events": ("id", "type job group time_s", ""),
     "evidence": ("id", "incident_id job node state", ""),
     "node_checks": ("id", "node state created_s", ""),
@@ -37,6 +37,8 @@ RECORDS = {
     "tickets": ("id", "node opened_s", ""),
     "last_codes": ("node", "", ""),
     "forgotten_nodes": ("node", "forgotten_s", ""),
+    "cells": ("cell", "", ""),
+    "job_cells": ("job", "cell over_s", "over_s"),
 }
 INDEXES = {
     "incidents_state": "incidents (state)",
@@ -70,26 +72,22 @@ TEXT = Text().with_variant(Text(collation="C"), "postgresql")
 
 
 def upgrade() -> None:
-    """Make what is not there."""
+    """Make the tables, and the rows of those that have one: no token changed, nobody leads."""
     connection = op.get_bind()
     sqlite = connection.dialect.name == "sqlite"
-    tables = _tables()
-    there = set(inspect(connection).get_table_names())
-    if sqlite and "incidents" in there:
-        _earlier(connection, there)
-    tables.create_all(connection, checkfirst=True)
+    _tables().create_all(connection, checkfirst=False)
     for name, of in INDEXES.items():
-        op.execute(f"CREATE INDEX IF NOT EXISTS {name} ON {of}")
+        op.execute(f"CREATE INDEX {name} ON {of}")
     for name, field in AUDIT_FIELDS.items():
         written = f"json_extract(record, '$.{field}')" if sqlite else _postgresql_field(field)
-        op.execute(f"CREATE INDEX IF NOT EXISTS {name} ON audit ({written})")
-    if not connection.execute(text("SELECT 1 FROM token_changes")).first():
-        op.execute("INSERT INTO token_changes (total) VALUES (0)")
+        op.execute(f"CREATE INDEX {name} ON audit ({written})")
+    op.execute("INSERT INTO token_changes (total) VALUES (0)")
+    op.execute(f"INSERT INTO action_ids (salt) VALUES ('{secrets.token_hex(16)}')")  # noqa: S608 - our own
+    op.execute("INSERT INTO lease (epoch, renewals, holder, backend_pid) VALUES (0, 0, '', 0)")
     for statement in context.config.attributes["triggers"]:
         connection.exec_driver_sql(statement)
     if sqlite:
-        # By which servers before this one know that they can go on with the file.
-        connection.exec_driver_sql("PRAGMA user_version = 11")
+        connection.exec_driver_sql("PRAGMA user_version = 1")  # other programs' files have 0
 
 
 def _tables() -> MetaData:
@@ -106,13 +104,16 @@ def _tables() -> MetaData:
             sqlite_autoincrement=True,
         )
     for trail, columns in (
-        ("audit", ()),
+        ("audit", (Column("record", Text, nullable=False),)),
         ("changes", (Column("kind", TEXT, nullable=False), Column("key", TEXT, nullable=False))),
     ):
         sequence = Column("sequence", ROW_ID, primary_key=True, autoincrement=True)
-        record = () if columns else (Column("record", Text, nullable=False),)
-        Table(trail, metadata, sequence, *columns, *record, sqlite_autoincrement=True)
+        Table(trail, metadata, sequence, *columns, sqlite_autoincrement=True)
     Table("token_changes", metadata, Column("total", ROW_ID, nullable=False))
+    Table("action_ids", metadata, Column("salt", TEXT, primary_key=True))
+    for table, keys in (("lease", ()), ("cell_leases", (Column("cell", TEXT, primary_key=True, unique=True),))):
+        epoch = Column("epoch", BigInteger, primary_key=True, autoincrement=False)
+        Table(table, metadata, *keys, epoch, *_lease_columns())
     return metadata
 
 
@@ -124,27 +125,18 @@ def _column(name: str, *, nullable: bool, unique: bool) -> Column[object]:
     return Column(name, Double if name.endswith("_s") else TEXT, nullable=nullable, unique=unique or None)
 
 
+def _lease_columns() -> tuple[Column[object], ...]:
+    return (
+        Column("renewals", BigInteger, nullable=False),
+        Column("holder", TEXT, nullable=False),
+        Column("backend_pid", Integer, nullable=False),
+        Column("timeline", BigInteger, nullable=False, server_default="0"),  # 0 is not known
+        Column("wish_number", BigInteger, nullable=False, server_default="0"),
+        Column("wish_nodes", Integer, nullable=False, server_default="0"),
+        Column("wish_holder", TEXT, nullable=False, server_default=""),
+    )
+
+
 def _postgresql_field(field: str) -> str:
     written = f"(record)::jsonb ->> '{field}'"
     return f"(({written})::float8)" if field.endswith("_s") else f"({written})"
-
-
-def _earlier(connection: Connection, there: set[str]) -> None:
-    """Bring the tables of earlier servers to what theirs was last, where they lack columns or states."""
-    columns = {table: {column["name"] for column in inspect(connection).get_columns(table)} for table in there}
-    if "node" not in columns["tokens"]:
-        op.execute("ALTER TABLE tokens ADD COLUMN node TEXT")
-        op.execute("UPDATE tokens SET node = json_extract(record, '$.node')")
-    if "node_checks" in there and "created_s" not in columns["node_checks"]:
-        op.execute("ALTER TABLE node_checks ADD COLUMN created_s REAL NOT NULL DEFAULT 0")
-        op.execute("UPDATE node_checks SET created_s = json_extract(record, '$.created_s')")
-    op.execute(
-        "UPDATE incidents SET state = CASE"
-        " WHEN json_extract(record, '$.fact') OR json_extract(record, '$.hold_rule') IN ('tries', 'report', 'mode')"
-        " OR (json_array_length(record, '$.kinds') >= 2 AND json_extract(record, '$.confidence') >= 0.9)"
-        " THEN 'confirmed' ELSE 'suspected' END WHERE state = 'open'"
-    )
-    op.execute(
-        "UPDATE incidents SET record = json_set(record, '$.state', state, '$.since_s',"
-        " json_extract(record, '$.detected_s')) WHERE json_extract(record, '$.since_s') IS NULL"
-    )

@@ -1,16 +1,65 @@
-"""Matches events against subscriptions' filters. Pure."""
+"""Who gets which news: labels of outbound events, subscriptions' filters, and silences. Pure."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from eagle_eye.schema import action as schema
-from eagle_eye.server.model.event_labels import LABELS, labels_of
-from eagle_eye.server.model.records import OutboundEvent, Subscription, WebhookFormat
+from eagle_eye.server.model.clock import rfc3339
+from eagle_eye.server.model.records import Incident, NewsSilence, OutboundEvent, Subscription, WebhookFormat
+
+# The labels that a filter may use. An event has those that apply to it.
+LABELS = ("job", "fault", "node", "severity", "state", "action")
+
+_SEVERITIES: Mapping[str, str] = {
+    "exclude_node": "critical",
+    "restart_job": "critical",
+    "drain_node": "warning",
+    "checkpoint_now": "warning",
+    "notify": "warning",
+    "none": "info",
+}
+
+
+def severity(data: Mapping[str, Any]) -> str:
+    """Return the severity of an event's data, "" where it has none.
+
+    Critical when a job is to be interrupted, or when people have to intervene because nothing else will.
+    """
+    action = _text(data, "action") or _text(data, "kind")
+    if data.get("escalated") is True:
+        return "critical"
+    return _SEVERITIES.get(action, "warning") if action else ""
+
+
+def labels_of(event: OutboundEvent) -> dict[str, tuple[str, ...]]:
+    """Return the event's labels, each with its values; an event may concern several nodes. None are empty.
+
+    For an incident, ``action`` is what policy wants for it; for an action, what is requested.
+    """
+    data = event.data
+    action = _text(data, "action") or _text(data, "kind")
+    nodes = data.get("nodes") or data.get("exclude") or data.get("node")
+    found = {
+        "job": (event.job,),
+        "fault": (_text(data, "fault"),),
+        "node": tuple(str(node) for node in nodes) if isinstance(nodes, list) else (_text(data, "node"),),
+        "severity": (severity(data),),
+        "state": (_text(data, "state"),),
+        "action": (action,),
+    }
+    kept = {label: tuple(value for value in values if value) for label, values in found.items()}
+    return {label: values for label, values in kept.items() if values}
+
+
+def _text(data: Mapping[str, Any], key: str) -> str:
+    value = data.get(key)
+    return value if isinstance(value, str) else ""
+
 
 # Sent only if requested by name: in all other subscribers' logs heartbeats would drown the rest.
 _ON_REQUEST = frozenset({schema.HEARTBEAT})
@@ -102,3 +151,29 @@ def fits(patterns: Sequence[str], value: str) -> bool:
     """Return whether the value is one of the globs' or names'."""
     # A name may contain glob characters, such as the brackets of an array job.
     return any(value == pattern or fnmatchcase(value, pattern) for pattern in patterns)
+
+
+def covering(silences: Iterable[NewsSilence], fault: str, job: str, nodes: Sequence[str]) -> NewsSilence | None:
+    """Return the silence that covers such an incident and ends last, or None.
+
+    All that a silence names must hold. One of nodes covers an incident only if it covers every node of it: the trouble
+    of another node is not silenced.
+    """
+    found = (
+        one
+        for one in silences
+        if (not one.faults or fault in one.faults)
+        and (not one.jobs or fits(one.jobs, job))
+        and (not one.nodes or (bool(nodes) and all(fits(one.nodes, node) for node in nodes)))
+    )
+    return max(found, key=lambda one: (one.until_s, one.id), default=None)
+
+
+def covering_incident(silences: Iterable[NewsSilence], incident: Incident) -> NewsSilence | None:
+    """Return the silence that covers the incident and ends last, or None."""
+    return covering(silences, incident.fault, incident.job, incident.nodes)
+
+
+def silence_in_words(silence: NewsSilence) -> str:
+    """Return which silence it is, who made it, until when, and why."""
+    return f"{silence.id} of {silence.by} until {rfc3339(silence.until_s)}: {silence.reason}"

@@ -1,1 +1,0 @@
-"""Migrations of the records, as Alembic runs them: each in ``versions`` brings a database to the next version."""
