@@ -75,7 +75,7 @@ def _figures(rounds: list[dict[str, list[float]]]) -> dict[str, float]:
 
 def _decided(decisions: int) -> dict[str, list[float]]:
     """Return what each decision took, in the tree that Python's path leads to."""
-    from eagle_eye.server import heap
+    from eagle_eye.server import process
     from eagle_eye.server.engine.engine import Engine
     from eagle_eye.server.engine.settings import PolicySettings
     from eagle_eye.server.monitor.detection_loop import DetectionLoop
@@ -92,7 +92,7 @@ def _decided(decisions: int) -> dict[str, list[float]]:
         def monotonic_s(self) -> float:
             return self.time_s
 
-    heap.collect_seldom()  # as the server does: else the garbage of many modules is looked through meanwhile
+    process.collect_seldom()  # as the server does: else the garbage of many modules is looked through meanwhile
     taken: dict[str, list[float]] = {"wall_ms": [], "cpu_ms": []}
     with tempfile.TemporaryDirectory() as folder:
         store, clock = _opened(Path(folder) / "records.db"), Clock()

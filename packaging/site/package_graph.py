@@ -17,7 +17,7 @@ PORTIONS = (
     *("schema", "agent", "detectors", "server", "orchestrators", "checks", "cli", "demo", "simulator", "learning"),
     *("checkpoint", "planning", "client", "traces"),
 )
-WIRING = ("app", "background", "command", "heap", "reload", "service_manager")  # what puts the server together, as one
+WIRING = ("app", "command", "process", "reload")  # what puts the server together, as one
 
 Edges = set[tuple[str, str]]
 

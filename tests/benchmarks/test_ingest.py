@@ -12,8 +12,7 @@ import pytest
 from benchmarks.ingest.eagle_eye_run import _cost, _lost
 from benchmarks.ingest.processes import Look, bytes_in, look
 from benchmarks.ingest.remote_write import Bodies
-from eagle_eye.server.ingest.remote_write.snappy import announced_bytes, uncompressed
-from eagle_eye.server.ingest.remote_write.wire import labels, read_v1
+from eagle_eye.server.ingest.remote_write.wire import announced_bytes, labels, read_v1, uncompressed
 from eagle_eye.simulator.load.fleet import METRICS, PLAIN, FleetValues
 
 NODES, GPUS, TIME_S = 4, 5, 1_700_000_123.0

@@ -19,7 +19,7 @@ from eagle_eye.schema import metrics
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import Block, encode_frame, encode_request, values_of
 from eagle_eye.schema.metrics import Scope
-from eagle_eye.server.ingest import unknown_fields as unknown_things
+from eagle_eye.server.ingest import decoding as unknown_things
 from tests.agent.fakes import FakeClock as AgentClock
 from tests.server.builders import NOW, Running, acknowledged, frame, running
 

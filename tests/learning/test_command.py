@@ -19,7 +19,14 @@ from eagle_eye.learning import training
 from eagle_eye.learning.features import read as read_history
 from eagle_eye.learning.model import make
 from eagle_eye.server.engine.settings import DetectionSettings
-from eagle_eye.server.site_files.learned_model import BadModel, Document, ModelFile, ModelMetadata, read, write
+from eagle_eye.server.site_files import (
+    BadModel,
+    ModelDocument,
+    ModelFile,
+    ModelMetadata,
+    read_learned_model,
+    write_learned_model,
+)
 from tests.detectors.tiny_model import tiny_model
 from tests.learning.builders import START_S, Fleet
 
@@ -48,19 +55,19 @@ def trained(trace: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> Path:
-    write(tmp_path / "tiny.model", tiny_model(), ModelMetadata(created_s=0.0))
+    write_learned_model(tmp_path / "tiny.model", tiny_model(), ModelMetadata(created_s=0.0))
     return tmp_path / "tiny.model"
 
 
 def changed(path: Path, **fields: Any) -> Path:
-    document = msgspec.msgpack.decode(path.read_bytes(), type=Document)
+    document = msgspec.msgpack.decode(path.read_bytes(), type=ModelDocument)
     path.write_bytes(msgspec.msgpack.encode(msgspec.structs.replace(document, **fields)))
     return path
 
 
 class TestTrain:
     def test_the_file_says_what_was_learned_from_what(self, trained: Path, trace: Path) -> None:
-        model, metadata = read(trained)
+        model, metadata = read_learned_model(trained)
         assert (model.gpus_per_node, model.gpu_models, model.interval_s) == ((1,), ("H100",), 10.0)
         assert model.node_days == pytest.approx(10 * (HOURS - 0.25) / 24, rel=0.05)
         assert metadata.options["traces"] == [str(trace)]
@@ -97,7 +104,7 @@ class TestTrain:
         self, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.chdir(tmp_path)
-        write(tmp_path / "n", tiny_model(), ModelMetadata(created_s=0.0))
+        write_learned_model(tmp_path / "n", tiny_model(), ModelMetadata(created_s=0.0))
         assert main(["train", *arguments]) == 2
         assert capsys.readouterr().err.count("\n") == 1
 
@@ -134,42 +141,42 @@ class TestTrain:
 
 class TestFile:
     def test_reads_what_was_written(self, tiny: Path) -> None:
-        model, _ = read(tiny)
+        model, _ = read_learned_model(tiny)
         values = np.random.default_rng(0).normal(size=(5, 12)).astype(np.float32)
         assert np.array_equal(model.scores(values), tiny_model().scores(values))
-        assert model == read(tiny)[0]
+        assert model == read_learned_model(tiny)[0]
 
     def test_another_format_is_refused_with_the_remedy(self, tiny: Path) -> None:
         with pytest.raises(BadModel, match=r"eagle-eye-model/9.*train again"):
-            read(changed(tiny, format="eagle-eye-model/9"))
+            read_learned_model(changed(tiny, format="eagle-eye-model/9"))
 
     @pytest.mark.parametrize("content", [b"", b"\x80\x04pickle", b"\x81\xa6format\xa1x"])
     def test_anything_else_is_refused(self, tmp_path: Path, content: bytes) -> None:
         (tmp_path / "m").write_bytes(content)
         with pytest.raises(BadModel):
-            read(tmp_path / "m")
+            read_learned_model(tmp_path / "m")
 
     def test_metrics_of_another_program_are_refused(self, tiny: Path) -> None:
-        document = msgspec.msgpack.decode(tiny.read_bytes(), type=Document)
+        document = msgspec.msgpack.decode(tiny.read_bytes(), type=ModelDocument)
         with pytest.raises(BadModel, match="flux_capacitor"):
-            read(changed(tiny, metrics=["flux_capacitor", *document.metrics[1:]]))
+            read_learned_model(changed(tiny, metrics=["flux_capacitor", *document.metrics[1:]]))
 
     def test_indexes_that_point_outside_are_refused(self, tiny: Path) -> None:
-        document = msgspec.msgpack.decode(tiny.read_bytes(), type=Document)
+        document = msgspec.msgpack.decode(tiny.read_bytes(), type=ModelDocument)
         left = document.arrays["forest_left"]
         bad = msgspec.structs.replace(left, data=np.array([99, 1, 2], "<i4").tobytes())
         with pytest.raises(BadModel, match="forest_left"):
-            read(changed(tiny, arrays={**document.arrays, "forest_left": bad}))
+            read_learned_model(changed(tiny, arrays={**document.arrays, "forest_left": bad}))
 
     def test_arrays_of_another_size_are_refused(self, tiny: Path) -> None:
-        document = msgspec.msgpack.decode(tiny.read_bytes(), type=Document)
+        document = msgspec.msgpack.decode(tiny.read_bytes(), type=ModelDocument)
         bad = msgspec.structs.replace(document.arrays["centre"], shape=(2, 3), data=bytes(24))
         with pytest.raises(BadModel, match="centre"):
-            read(changed(tiny, arrays={**document.arrays, "centre": bad}))
+            read_learned_model(changed(tiny, arrays={**document.arrays, "centre": bad}))
 
     def test_a_missing_file_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(BadModel, match="No such file"):
-            read(tmp_path / "absent")
+            read_learned_model(tmp_path / "absent")
 
 
 class TestRunningServer:
@@ -217,7 +224,7 @@ class TestRunningServer:
 
 
 def test_a_server_uses_the_model_and_keeps_it_when_the_file_turns_bad(tiny: Path) -> None:
-    from eagle_eye.server.site_files.learned_model import ModelFile, keep_current
+    from eagle_eye.server.site_files import ModelFile, keep_model_current
     from eagle_eye.server.telemetry.counters import Telemetry
 
     used: list[LearnedModel | str] = []
@@ -225,7 +232,7 @@ def test_a_server_uses_the_model_and_keeps_it_when_the_file_turns_bad(tiny: Path
 
     async def story() -> None:
         file = ModelFile(tiny, telemetry.model_errors.inc)
-        task = asyncio.create_task(keep_current(file, used.append, poll_s=0.01))
+        task = asyncio.create_task(keep_model_current(file, used.append, poll_s=0.01))
         await until(lambda: bool(used))
         await asyncio.to_thread(tiny.write_bytes, b"broken")
         await until(lambda: b"eagle_eye_model_errors_total 1.0" in telemetry.text())

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hatchling.builders.wheel import WheelBuilder
 
-from eagle_eye.server.web.page_files import FOLDER, content_security_policy, read_page
+from eagle_eye.server.web.dispatcher import PAGE_FOLDER, content_security_policy, read_page
 from tests.page import api_types
 from tests.server.builders import Running, running
 
@@ -28,7 +28,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 def ours(suffix: str) -> list[Path]:
-    return [file for file in FOLDER.rglob(f"*{suffix}") if "vendor" not in file.parts]
+    return [file for file in PAGE_FOLDER.rglob(f"*{suffix}") if "vendor" not in file.parts]
 
 
 def test_every_file_that_a_browser_needs_is_served_with_its_type(server: Running) -> None:
@@ -60,7 +60,7 @@ def test_every_file_that_is_named_is_there() -> None:
     named += ["/" + name.removeprefix("./") for name in re.findall(r'": "(\./[^"]+)"', index)]
     for file in ours(".js"):
         for name in re.findall(r'from "(\.[^"]+)"', file.read_text(encoding="utf-8")):
-            named.append("/" + (file.parent / name).resolve().relative_to(FOLDER).as_posix())
+            named.append("/" + (file.parent / name).resolve().relative_to(PAGE_FOLDER).as_posix())
     assert set(named) <= set(served)
 
 
@@ -96,7 +96,7 @@ def test_no_file_of_ours_makes_markup_of_text_or_loads_from_elsewhere() -> None:
 
 
 def test_what_others_wrote_is_as_they_published_it() -> None:
-    vendor = FOLDER / "vendor"
+    vendor = PAGE_FOLDER / "vendor"
     listed = dict(line.split("  ", 1)[::-1] for line in (vendor / "SHA256SUMS").read_text("utf-8").splitlines())
     files = {
         path.relative_to(vendor).as_posix(): path
@@ -110,8 +110,8 @@ def test_what_others_wrote_is_as_they_published_it() -> None:
 def test_the_wheel_holds_the_page() -> None:
     packed = {file.distribution_path for file in WheelBuilder(str(ROOT)).recurse_included_files()}
     page = {
-        f"eagle_eye/server/web/page/{path.relative_to(FOLDER).as_posix()}"
-        for path in FOLDER.rglob("*")
+        f"eagle_eye/server/web/page/{path.relative_to(PAGE_FOLDER).as_posix()}"
+        for path in PAGE_FOLDER.rglob("*")
         if path.is_file()
     }
     assert page <= packed
@@ -125,7 +125,11 @@ def test_the_types_of_the_apis_answers_are_the_servers() -> None:
 
 def test_the_types_are_checked_where_the_pages_files_lie() -> None:
     included = json.loads((TYPES / "tsconfig.json").read_text(encoding="utf-8"))["include"]
-    assert {(TYPES / path).resolve().relative_to(FOLDER).parts[0] for path in included} == {"app", "views", "*.d.ts"}
+    assert {(TYPES / path).resolve().relative_to(PAGE_FOLDER).parts[0] for path in included} == {
+        "app",
+        "views",
+        "*.d.ts",
+    }
 
 
 def test_the_pages_types_agree() -> None:
@@ -140,7 +144,7 @@ def test_the_pages_types_agree() -> None:
 
 def test_the_versions_that_are_served_are_those_that_are_type_checked() -> None:
     wanted = json.loads((TYPES / "package.json").read_text(encoding="utf-8"))["devDependencies"]
-    readme = (FOLDER / "vendor/README.md").read_text(encoding="utf-8")
+    readme = (PAGE_FOLDER / "vendor/README.md").read_text(encoding="utf-8")
     for name in ("preact", "uplot"):
         assert re.search(rf"`{name}` \(.*\| {re.escape(wanted[name])} \|", readme)
     lock = (TYPES / "package-lock.json").read_text(encoding="utf-8")

@@ -31,7 +31,7 @@ from eagle_eye.server.engine.judgement import AttemptCheckpoints, SchedulerRepor
 from eagle_eye.server.engine.policy import Weighing
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.history.history import Recorded, RecordedRow
-from eagle_eye.server.ingest.resends import Resends
+from eagle_eye.server.ingest.fleet import Resends
 from eagle_eye.server.model.batch import Batch, StreamRef
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import StoreUnavailable
@@ -39,8 +39,8 @@ from eagle_eye.server.model.records import Action, Incident, Job, NewsSilence, O
 from eagle_eye.server.monitor.watcher import IncidentCounts, JobProgress, JobShare, Latest, StepProgress
 from eagle_eye.server.store.sql_store import RECORDS_FILE, SqlStore, open_file
 from eagle_eye.server.telemetry import logs
-from eagle_eye.server.telemetry.latencies import Latencies
-from eagle_eye.server.transport.accept import AcceptingServer
+from eagle_eye.server.telemetry.counters import Latencies
+from eagle_eye.server.transport.connections import AcceptingServer
 from eagle_eye.server.web.dispatcher import Dispatcher
 from tests.server.described import check_answer
 

@@ -11,8 +11,7 @@ from msgspec.structs import replace
 
 from eagle_eye.server.model.errors import Refusal, StoreUnavailable
 from eagle_eye.server.model.records import Scope
-from eagle_eye.server.security.auth import REMEMBERED_S, Credentials, Tokens, mint
-from eagle_eye.server.security.principals import Principals
+from eagle_eye.server.security.auth import REMEMBERED_S, Credentials, Principals, Tokens, mint
 from eagle_eye.server.store.sql_store import SqlStore, open_file
 from eagle_eye.server.store.store import TOKENS, Change, Store
 from tests.server.builders import NOW, FakeClock, Reached, body, frame, incident, running

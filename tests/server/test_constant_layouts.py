@@ -19,9 +19,8 @@ from eagle_eye.schema.rows import (
     template_id,
     template_of,
 )
+from eagle_eye.server.ingest.decoding import KnownTemplate, Usual, read_single_rows
 from eagle_eye.server.ingest.fleet import Fleet
-from eagle_eye.server.ingest.single_row_requests import Usual, read
-from eagle_eye.server.ingest.templates import KnownTemplate
 from eagle_eye.server.model.batch import ResolvedTemplate
 from eagle_eye.server.security.auth import Principal
 from tests.server.builders import NOW, frame
@@ -57,7 +56,7 @@ def usual(one: Frame, sent_s: float = NOW + 5.0, template: KnownTemplate | None 
 
 def test_requests_of_one_layout_become_one_batch() -> None:
     requests = [usual(frame(number, f"n{number}")) for number in (1, 2, 3)]
-    (((of, batch),), odd) = read(requests, Fleet(10), WALL_S)
+    (((of, batch),), odd) = read_single_rows(requests, Fleet(10), WALL_S)
     assert (list(of), odd) == (requests, [])
     assert batch.sequence.tolist() == [1, 2, 3]
     assert [ref.name[0] for ref in batch.refs] == ["n1", "n2", "n3"]
@@ -72,7 +71,7 @@ def test_requests_of_one_layout_become_one_batch() -> None:
 
 
 def test_a_clock_that_is_off_is_corrected() -> None:
-    (((_, batch),), _) = read([usual(frame(1, time_s=NOW - 3_600), NOW - 3_600)], Fleet(10), WALL_S)
+    (((_, batch),), _) = read_single_rows([usual(frame(1, time_s=NOW - 3_600), NOW - 3_600)], Fleet(10), WALL_S)
     assert batch.offset_s.tolist() == [3_605.0]
     assert batch.server_time_s.tolist() == [NOW + 5.0]
     assert batch.time_s.tolist() == [NOW - 3_600]
@@ -80,14 +79,14 @@ def test_a_clock_that_is_off_is_corrected() -> None:
 
 def test_the_second_request_of_a_node_is_left() -> None:
     first, second, other = usual(frame(1)), usual(frame(2)), usual(frame(1, "n2"))
-    (((of, _),), odd) = read([first, second, other], Fleet(10), WALL_S)
+    (((of, _),), odd) = read_single_rows([first, second, other], Fleet(10), WALL_S)
     assert (list(of), odd) == ([first, other], [second])
 
 
 def test_what_a_template_that_is_not_durable_any_more_says_is_left() -> None:
     one = usual(frame(1))
     one.known.durable = False
-    assert read([one], Fleet(10), WALL_S) == ([], [one])
+    assert read_single_rows([one], Fleet(10), WALL_S) == ([], [one])
 
 
 def changed(body: bytes, at: int, part: bytes) -> bytes:
@@ -111,19 +110,19 @@ def changed(body: bytes, at: int, part: bytes) -> bytes:
 def test_what_is_unusual_is_left(at: int, part: bytes) -> None:
     good, bad = usual(frame(1)), usual(frame(1, "n2"))
     bad = msgspec.structs.replace(bad, body=changed(bad.body, at, part))
-    (((of, _),), odd) = read([good, bad], Fleet(10), WALL_S)
+    (((of, _),), odd) = read_single_rows([good, bad], Fleet(10), WALL_S)
     assert (list(of), odd) == ([good], [bad])
 
 
 @pytest.mark.parametrize("sent_s", [frame(1).time_s - 0.5, frame(1).time_s + 10.5, float("nan"), 1e18])
 def test_what_is_late_or_of_the_future_is_left(sent_s: float) -> None:
     one = usual(frame(1), sent_s)
-    assert read([one], Fleet(10), WALL_S) == ([], [one])
+    assert read_single_rows([one], Fleet(10), WALL_S) == ([], [one])
 
 
 def test_of_what_came_only_the_new_is_news() -> None:
     requests = [usual(frame(number, f"n{number}")) for number in (1, 2, 3)]
-    (((_, batch),), _) = read(requests, Fleet(10), WALL_S)
+    (((_, batch),), _) = read_single_rows(requests, Fleet(10), WALL_S)
     assert batch.only([True, True, True]) is batch
     news = batch.only([False, True, False])
     assert ([one.node for one in news.resolved], [ref.name[0] for ref in news.refs]) == (["n2"], ["n2"])

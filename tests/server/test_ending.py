@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 import uvicorn
 
-from eagle_eye.server.security.limits import Limits
+from eagle_eye.server.security.auth import Limits
 from eagle_eye.server.security.settings import LimitSettings
-from eagle_eye.server.transport.accept import AcceptingServer
-from eagle_eye.server.transport.connections import Connections
-from eagle_eye.server.transport.http_protocol import GuardedProtocol
+from eagle_eye.server.transport.connections import AcceptingServer, Connections, GuardedProtocol
 from tests.server.builders import FakeClock
 
 WITHIN_S = 20.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from eagle_eye.server.telemetry.endings import how_it_ended, in_words
+from eagle_eye.server.model.errors import how_it_ended, in_words
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.server.security.limits import Limits
+from eagle_eye.server.security.auth import Limits
 from eagle_eye.server.security.settings import LimitSettings
-from eagle_eye.server.transport import http_protocol as guarded_protocol
+from eagle_eye.server.transport import connections as guarded_protocol
 from eagle_eye.server.transport.connections import Connection, Connections
 from tests.server.builders import FakeClock, Running, body, frame, running
 

@@ -12,9 +12,8 @@ import pytest
 
 from eagle_eye.server.security.auth import CERTIFICATE_NAMES
 from eagle_eye.server.security.settings import TlsSettings
-from eagle_eye.server.transport.other_servers import FORWARDED
-from eagle_eye.server.web.forwarding import Forwarding, LeaderUnreached
-from eagle_eye.server.web.unreached_nodes import UnreachedNodes
+from eagle_eye.server.transport.raw_http import FORWARDED
+from eagle_eye.server.web.forwarding import Forwarding, LeaderUnreached, UnreachedNodes
 
 LEADER = "http://leader:8470"
 Answering = Callable[[httpx.Request], httpx.Response]

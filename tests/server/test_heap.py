@@ -6,7 +6,7 @@ import subprocess
 import sys
 import weakref
 
-from eagle_eye.server.heap import collect_young
+from eagle_eye.server.process import collect_young
 
 
 class Ring:
@@ -38,18 +38,18 @@ def test_a_ring_of_garbage_is_freed_while_little_else_comes() -> None:
 HOLES = """
 import asyncio
 from pathlib import Path
-from eagle_eye.server.heap import keep_blocks, trim
+from eagle_eye.server.process import keep_heap_blocks, trim_heap
 
 def resident_bytes():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
-assert keep_blocks()
+assert keep_heap_blocks()
 blocks = [bytearray(64 << 10) for _ in range(2_000)]
 del blocks[::2]
 before = resident_bytes()
 
 async def wait():
-    trimming = asyncio.create_task(trim(every_s=0.01))
+    trimming = asyncio.create_task(trim_heap(every_s=0.01))
     for _ in range(1_000):
         if resident_bytes() < before - (32 << 20):
             break
@@ -69,9 +69,9 @@ def test_free_memory_between_blocks_in_use_goes_back() -> None:
 THREADS = """
 import re, threading
 from pathlib import Path
-from eagle_eye.server.heap import keep_blocks
+from eagle_eye.server.process import keep_heap_blocks
 
-assert keep_blocks()
+assert keep_heap_blocks()
 kept, met = [], threading.Barrier(7)
 
 def work():

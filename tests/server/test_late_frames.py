@@ -16,7 +16,7 @@ from eagle_eye.schema.frame import Frame, Rank
 from eagle_eye.server.engine.engine import Engine
 from eagle_eye.server.engine.settings import DetectionSettings
 from eagle_eye.server.history.history import Appended
-from eagle_eye.server.ingest.frame_rules import LATE_AT_ONCE_MAX
+from eagle_eye.server.ingest.decoding import LATE_AT_ONCE_MAX
 from eagle_eye.server.model.batch import Batch
 from tests.server.builders import NOW, Running, acknowledged, body, frame, running
 

@@ -31,7 +31,7 @@ from eagle_eye.server.store.leadership import (
     gives_way,
     risen,
 )
-from eagle_eye.server.web.unreached_nodes import UnreachedNodes
+from eagle_eye.server.web.forwarding import UnreachedNodes
 
 LEASE_S = 5.0
 WITHIN_S = 20.0

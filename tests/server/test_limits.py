@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from eagle_eye.server.model.errors import Refusal
 from eagle_eye.server.model.records import Scope
 from eagle_eye.server.security import auth
-from eagle_eye.server.security.auth import LOCAL, Principal
-from eagle_eye.server.security.limits import Limits, Rates
+from eagle_eye.server.security.auth import LOCAL, Limits, Principal, Rates
 from eagle_eye.server.security.settings import LimitSettings
 from eagle_eye.server.store.store import Change
 from tests.server.builders import NOW, FakeClock, body, frame, running

@@ -20,7 +20,7 @@ from eagle_eye.server.security import auth
 from eagle_eye.server.store.store import Change
 from eagle_eye.server.telemetry import logs
 from eagle_eye.server.telemetry.settings import LogSettings
-from eagle_eye.server.transport import http_protocol as guarded_protocol
+from eagle_eye.server.transport import connections as guarded_protocol
 from tests.server.builders import NOW, SECRET, Running, body, frame, logging_put_back, running
 from tests.server.test_end_to_end import eventually
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from eagle_eye.server.web.page_files import read_page
+from eagle_eye.server.web.dispatcher import read_page
 from tests.server.builders import NOW, Running, body, frame, running
 from tests.server.test_flood import until
 from tests.server.test_openapi import KNOWN, one_of_each

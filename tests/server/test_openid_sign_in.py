@@ -14,7 +14,7 @@ import pytest
 from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.server.api.events import KEEPALIVE_S
 from eagle_eye.server.security.auth import mint
-from eagle_eye.server.security.sessions import COOKIE_BYTES_MAX, Cookie, Session
+from eagle_eye.server.security.people import COOKIE_BYTES_MAX, Cookie, Session
 from eagle_eye.server.store.store import ENDED_SESSIONS, Change
 from tests.server.builders import NOW, FakeClock, Running, incident, running, settings
 from tests.server.openid_provider import CLIENT_ID, CLIENT_SECRET, NEXT_KEY, OTHER_KEY, OpenIdProvider, providing

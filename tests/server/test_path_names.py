@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from eagle_eye.schema.names import NAME_CHARS_MAX
 from eagle_eye.server.model.records import Node
 from eagle_eye.server.store.store import Change
-from eagle_eye.server.transport.path_names import routed
+from eagle_eye.server.transport.raw_http import routed
 from tests.server.builders import NOW, Running, running
 
 NAMES = st.text(st.characters(exclude_categories=["C"]), min_size=1, max_size=NAME_CHARS_MAX).filter(str.isprintable)

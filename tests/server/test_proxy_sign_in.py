@@ -13,11 +13,10 @@ import pytest
 from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.server.model.errors import Refusal
 from eagle_eye.server.security.auth import CERTIFICATE_NAMES, PEER, mint
-from eagle_eye.server.security.proxy import Proxy
+from eagle_eye.server.security.people import Proxy
 from eagle_eye.server.security.settings import ProxySettings
 from eagle_eye.server.store.store import Change
-from eagle_eye.server.web.forwarding import Forwarding
-from eagle_eye.server.web.unreached_nodes import UnreachedNodes
+from eagle_eye.server.web.forwarding import Forwarding, UnreachedNodes
 from tests.server.builders import NOW, FakeClock, Running, body, frame, incident, running, settings
 
 USER, GROUPS = "X-Forwarded-User", "X-Forwarded-Groups"

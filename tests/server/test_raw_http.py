@@ -17,7 +17,7 @@ import pytest
 import uvicorn
 
 from eagle_eye.server.model.errors import Refusal
-from eagle_eye.server.transport import http_protocol as guarded_protocol
+from eagle_eye.server.transport import connections as guarded_protocol
 from eagle_eye.server.transport.raw_http import ASGIMessage, read_body
 from tests.server.builders import Running, running
 

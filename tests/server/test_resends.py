@@ -10,8 +10,8 @@ import pytest
 
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import KEPT_HEADER, Frame
-from eagle_eye.server.ingest import resends as module
-from eagle_eye.server.ingest.resends import PATIENCE_S, REQUEST_S, Resends
+from eagle_eye.server.ingest import fleet as module
+from eagle_eye.server.ingest.fleet import RESEND_PATIENCE_S, RESEND_S, Resends
 from tests.server.builders import NOW, FakeClock, Running, acknowledged, body, frame, running
 
 KEPT = KEPT_HEADER.lower().replace("-", "_")
@@ -90,13 +90,13 @@ def test_a_crowd_of_agents_is_told_to_take_turns(tmp_path: Path) -> None:
         for number in range(12_500):
             fleet.know(f"m{number}")
         answer = server.send(body(frame(2))).json()
-        assert answer["resend_seconds"] == pytest.approx(12_501 * REQUEST_S, abs=0.01)
+        assert answer["resend_seconds"] == pytest.approx(12_501 * RESEND_S, abs=0.01)
 
 
 def test_many_requests_of_kept_frames_at_a_time_are_refused_and_no_live_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("eagle_eye.server.ingest.rows_ingest.RESENT_AT_ONCE_MAX", 0)
+    monkeypatch.setattr("eagle_eye.server.ingest.frames.RESENT_AT_ONCE_MAX", 0)
     with running(tmp_path) as server:
         assert server.send(body(frame(1000))).status_code == 200
         refused = again(server, kept(900))
@@ -159,14 +159,14 @@ def test_nodes_that_may_send_again_are_awaited_for_a_little() -> None:
     assert fleet.missing() == ["n1", "n2"]
     fleet.resends.note("n1", 0, NOW - 60)
     assert (fleet.missing(), fleet.resends.ready()) == (["n2"], False)
-    fleet.clock.advance(PATIENCE_S + 1)  # an agent of an earlier version, or a node that is gone
+    fleet.clock.advance(RESEND_PATIENCE_S + 1)  # an agent of an earlier version, or a node that is gone
     assert (fleet.missing(), fleet.resends.ready()) == ([], True)
 
 
 def test_a_node_that_falls_silent_while_it_sends_again_is_not_awaited_for_ever() -> None:
     fleet = Fleet()
     fleet.resends.note("n1", 300, NOW - 60)
-    fleet.clock.advance(PATIENCE_S + 1)
+    fleet.clock.advance(RESEND_PATIENCE_S + 1)
     assert (fleet.missing(), fleet.resends.ready()) == ([], True)
 
 
@@ -186,4 +186,4 @@ def test_windows_that_live_frames_have_filled_are_not_read_anew() -> None:
 
 
 def test_a_requests_time_is_bounded() -> None:
-    assert Fleet(nodes=10_000_000).resends.every_s() == module.EVERY_S_MAX
+    assert Fleet(nodes=10_000_000).resends.every_s() == module.RESEND_EVERY_S_MAX

@@ -27,7 +27,7 @@ from eagle_eye.schema.rows import (
     template_id,
     template_of,
 )
-from eagle_eye.server.ingest.rows_ingest import group_every_s
+from eagle_eye.server.ingest.frames import group_every_s
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.security.auth import mint
 from eagle_eye.server.store.store import Change

@@ -14,7 +14,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from eagle_eye.server.service_manager import ServiceManager
+from eagle_eye.server.command import ServiceManager
 from tests.loopback import free_port
 
 URL = "http://127.0.0.1:8470"
@@ -22,7 +22,7 @@ SERVING = ["READY=1", f"STATUS=serving {URL}"]
 HANGS = """
 import sys, time
 from eagle_eye.cli.main import main
-from eagle_eye.server.service_manager import ServiceManager
+from eagle_eye.server.command import ServiceManager
 
 def hang(manager):
     manager._send("STATUS=hangs")

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from eagle_eye.schema.rows import encode_template, template_of
-from eagle_eye.server.ingest.templates import KnownTemplate, Templates
+from eagle_eye.server.ingest.decoding import KnownTemplate, Templates
 from tests.server.builders import frame
 
 

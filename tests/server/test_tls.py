@@ -24,9 +24,8 @@ from eagle_eye.server.app import create_app
 from eagle_eye.server.command import refuse_unprotected_address
 from eagle_eye.server.config import plain_text
 from eagle_eye.server.security import auth
-from eagle_eye.server.security.certificate_dates import first_to_end
 from eagle_eye.server.security.settings import TlsSettings
-from eagle_eye.server.security.tls import Certificates, names
+from eagle_eye.server.security.tls import Certificates, first_to_end, names
 from eagle_eye.server.store.sql_store import RECORDS_FILE, open_file
 from eagle_eye.server.store.store import Change
 from tests.server.builders import NOW, FakeClock, body, frame, running, settings

@@ -16,7 +16,7 @@ from eagle_eye.cli.main import main
 from eagle_eye.schema.action import MemberRank
 from eagle_eye.schema.rows import CONTENT_TYPE as ROWS
 from eagle_eye.schema.rows import encode_row, encode_rows_request, encode_template, template_id, template_of
-from eagle_eye.server.ingest.vouching import Vouchers
+from eagle_eye.server.ingest.fleet import Vouchers
 from eagle_eye.server.model.identity import NodeNames
 from eagle_eye.server.model.records import Job, Node, Token
 from eagle_eye.server.security.auth import mint

@@ -65,7 +65,7 @@ def _test(args: argparse.Namespace) -> int:
     from eagle_eye.schema import configuration
     from eagle_eye.server.backtest.policy_cases import read_cases, run_cases
     from eagle_eye.server.config import ServerConfig
-    from eagle_eye.server.site_files.node_groups import with_racks
+    from eagle_eye.server.site_files import with_racks
 
     prepare_record_types()
     base = ACT

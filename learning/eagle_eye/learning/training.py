@@ -26,8 +26,8 @@ from eagle_eye.schema import configuration
 from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.schema.times import option_time
 from eagle_eye.server.config import ServerConfig
-from eagle_eye.server.site_files.learned_model import ModelMetadata, write
-from eagle_eye.server.site_files.learned_model import read as read_model
+from eagle_eye.server.site_files import ModelMetadata, write_learned_model
+from eagle_eye.server.site_files import read_learned_model as read_model
 
 SINCE = "7d"  # also in the command's help, which does not wait for this module
 
@@ -101,7 +101,7 @@ def _train(args: argparse.Namespace) -> dict[str, Any]:
         created_s=time.time(), job=history.job, seed=options.seed, options=options.plain(), report=report
     )
     path: Path = args.out or args.refresh
-    return {"model": str(path), **_description(write(path, model, metadata), metadata)}
+    return {"model": str(path), **_description(write_learned_model(path, model, metadata), metadata)}
 
 
 def _of_old(model: LearnedModel, history: HealthyHistory, seed: int) -> HealthyCheck | None:

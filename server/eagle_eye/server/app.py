@@ -20,7 +20,7 @@ from prometheus_client import ProcessCollector
 
 from eagle_eye.schema.frame import Frame
 from eagle_eye.schema.record_types import prepare_record_types
-from eagle_eye.server import heap
+from eagle_eye.server import process
 from eagle_eye.server.accounts.archive import AccountsCollector, Archive, ResponseCollector
 from eagle_eye.server.accounts.bookkeeper import Bookkeeper
 from eagle_eye.server.admin.data_folder import Integrity
@@ -43,7 +43,6 @@ from eagle_eye.server.api import (
 from eagle_eye.server.api.overview import PlaceCollector
 from eagle_eye.server.api.requests import OpenStreams
 from eagle_eye.server.api.visibility import JobOwners
-from eagle_eye.server.background import keep_running
 from eagle_eye.server.charts.reading import Turns
 from eagle_eye.server.config import ServerConfig, is_loopback, plain_text
 from eagle_eye.server.delivery.message_formats import formats
@@ -54,24 +53,15 @@ from eagle_eye.server.history.embedded_history import EmbeddedHistory, HistoryCo
 from eagle_eye.server.history.history import LATE_S, History
 from eagle_eye.server.history.remote_store import RemoteStore
 from eagle_eye.server.history.settings import fed_from
-from eagle_eye.server.ingest.fleet import Fleet
-from eagle_eye.server.ingest.fleet_metrics import FleetCollector
-from eagle_eye.server.ingest.frames_endpoint import Ingest
+from eagle_eye.server.ingest.decoding import RowsReader, Templates, UnknownThings
+from eagle_eye.server.ingest.fleet import Fleet, FleetCollector, Resends, Vouchers
+from eagle_eye.server.ingest.frames import Ingest, RowsIngest
 from eagle_eye.server.ingest.remote_write import mapping
+from eagle_eye.server.ingest.remote_write.endpoint import OTHER_CELLS_ANSWER_S as CELL_ANSWER_S
 from eagle_eye.server.ingest.remote_write.endpoint import PATH as WRITE_PATH
-from eagle_eye.server.ingest.remote_write.endpoint import RemoteWrite
+from eagle_eye.server.ingest.remote_write.endpoint import NodeJobs, OtherCells, RemoteWrite
 from eagle_eye.server.ingest.remote_write.intake import RemoteWriteIntake
-from eagle_eye.server.ingest.remote_write.keeper import Keeper, known_interval_s
-from eagle_eye.server.ingest.remote_write.last_codes import CodeMemory
-from eagle_eye.server.ingest.remote_write.membership import NodeJobs
-from eagle_eye.server.ingest.remote_write.other_cells import ANSWER_S as CELL_ANSWER_S
-from eagle_eye.server.ingest.remote_write.other_cells import OtherCells
-from eagle_eye.server.ingest.resends import Resends
-from eagle_eye.server.ingest.rows_ingest import RowsIngest
-from eagle_eye.server.ingest.rows_request import RowsReader
-from eagle_eye.server.ingest.templates import Templates
-from eagle_eye.server.ingest.unknown_fields import UnknownThings
-from eagle_eye.server.ingest.vouching import Vouchers
+from eagle_eye.server.ingest.remote_write.keeper import CodeMemory, Keeper, known_interval_s
 from eagle_eye.server.jobs.keeper import JobSourceCollector, JobSources, sources_of
 from eagle_eye.server.model.batch import Batch
 from eagle_eye.server.model.clock import Clock, SystemClock
@@ -98,28 +88,22 @@ from eagle_eye.server.monitor.readiness import (
 )
 from eagle_eye.server.monitor.recall import KnownNodes, recent_past
 from eagle_eye.server.monitor.watcher import ALL_JOBS, JobShare, Outlook, Watcher
+from eagle_eye.server.process import keep_running
 from eagle_eye.server.reload import Reload
 from eagle_eye.server.requests.evidence import EVIDENCE_FOLDER, Bundles, EvidenceRequests
 from eagle_eye.server.requests.idle_incidents import MissingGpus
 from eagle_eye.server.requests.node_checks import IdleChecks, NodeChecks
-from eagle_eye.server.security.auth import Tokens
-from eagle_eye.server.security.limits import Limits
-from eagle_eye.server.security.people import People
-from eagle_eye.server.security.proxy import Proxy
-from eagle_eye.server.security.tls import Certificates
-from eagle_eye.server.security.tls_metrics import CertificateCollector
-from eagle_eye.server.site_files.learned_model import ModelFile, keep_current
-from eagle_eye.server.site_files.topology import Places, read_places, read_topology
+from eagle_eye.server.security.auth import Limits, Tokens
+from eagle_eye.server.security.people import People, Proxy
+from eagle_eye.server.security.tls import CertificateCollector, Certificates
+from eagle_eye.server.site_files import ModelFile, Places, keep_model_current, read_places, read_topology
 from eagle_eye.server.store.leadership import HEARD_LEASES, Leadership
 from eagle_eye.server.store.sql_store import SqlStore, open_records
 from eagle_eye.server.store.store import Change, ChangeSignal, Store
-from eagle_eye.server.telemetry.counters import Telemetry
-from eagle_eye.server.telemetry.host_metrics import ServerHostCollector
-from eagle_eye.server.transport import other_servers
+from eagle_eye.server.telemetry.counters import ServerHostCollector, Telemetry
+from eagle_eye.server.transport import raw_http
 from eagle_eye.server.web.dispatcher import Dispatcher
-from eagle_eye.server.web.forwarding import Forwarding
-from eagle_eye.server.web.joint_answers import JointAnswers
-from eagle_eye.server.web.unreached_nodes import UnreachedNodes
+from eagle_eye.server.web.forwarding import Forwarding, JointAnswers, UnreachedNodes
 
 if TYPE_CHECKING:
     from eagle_eye.server.security.provider import Provider  # its cryptography takes time and memory
@@ -433,7 +417,7 @@ def _build(
     heartbeat = Heartbeat(store, services.doctor, clock, config.webhooks.heartbeat_s, config.public_url)
     ping = LeaderPing(store, signal, clock, counters, config.records.lease_s)
     joint = JointAnswers(cells, store, config.tls) if cells is not None and forwarding is None else None
-    to_cells = other_servers.client(CELL_ANSWER_S) if joint is not None else None
+    to_cells = raw_http.server_client(CELL_ANSWER_S) if joint is not None else None
     return _Parts(services, store, kept, webhook, outbox, ping, heartbeat, forwarding, joint, to_cells)
 
 
@@ -471,8 +455,8 @@ def _life(parts: _Parts, reload: Reload) -> AbstractAsyncContextManager[None]:
             asyncio.create_task(keep_running(name, work, failed), name=name)
             for name, work in (
                 ("certificates", lambda: _follow_certificates(services)),
-                ("garbage", heap.collect_young),
-                ("memory", heap.trim),
+                ("garbage", process.collect_young),
+                ("memory", process.trim_heap),
             )
         ]
         try:
@@ -635,7 +619,7 @@ def _observe(services: Services) -> Callable[[Frame, float, float], None]:
 async def _follow_model(services: Services) -> None:
     if services.config.detection.model:
         file = ModelFile(Path(services.config.detection.model), services.telemetry.model_errors.inc)
-        await keep_current(file, services.watcher.use_model)
+        await keep_model_current(file, services.watcher.use_model)
     await asyncio.Event().wait()
 
 

@@ -1,4 +1,4 @@
-"""``eagle-eye server``: reads the configuration, opens the files, listens."""
+"""``eagle-eye server``: reads the configuration, opens the files, listens, and tells systemd how it goes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -20,22 +21,62 @@ import tomli_w
 import uvicorn
 
 from eagle_eye.schema.configuration import ConfigurationError, masked
-from eagle_eye.schema.service import why_not_listening
+from eagle_eye.schema.service import NotifySocket, watchdog_s, why_not_listening
 from eagle_eye.server import config as configuration
-from eagle_eye.server import heap
+from eagle_eye.server import process
 from eagle_eye.server.admin.data_folder import FolderLock, held, ready
 from eagle_eye.server.app import Services, create_app
 from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.history.embedded_history import HISTORY_FILE
 from eagle_eye.server.history.settings import of_earlier_versions
 from eagle_eye.server.jobs import keeper
-from eagle_eye.server.service_manager import ServiceManager
 from eagle_eye.server.store.leadership import Leadership
 from eagle_eye.server.store.sql_store import RECORDS_FILE, leadership_of, open_records
 from eagle_eye.server.telemetry import logs
-from eagle_eye.server.transport.accept import AcceptingServer
+from eagle_eye.server.transport.connections import AcceptingServer
 from eagle_eye.server.web.dispatcher import Dispatcher
 from eagle_eye.server.web.frame_protocol import protocol_of, standby_protocol_of
+
+ALIVE_RATIO = 1 / 3  # of the manager's deadline: two signs of life may be late
+
+_log = logging.getLogger(__name__)
+
+
+class ServiceManager:
+    """What systemd knows of the server. What it did not take is sent again at the next ``alive``."""
+
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        monotonic_s: Callable[[], float] = time.monotonic,
+        pid: int | None = None,
+    ) -> None:
+        """``pid`` is this process's; the watchdog's deadline may be meant for another (WATCHDOG_PID)."""
+        self._socket = NotifySocket(environ, _log)
+        self._every_s = ALIVE_RATIO * watchdog_s(environ, os.getpid() if pid is None else pid)
+        self._monotonic_s = monotonic_s
+        self._alive_s = monotonic_s()
+        self._unsent: tuple[str, ...] = ()
+
+    def serving(self, url: str) -> None:
+        """Requests are answered from now on: a start that was waited for has ended."""
+        self._send("READY=1", f"STATUS=serving {url}")
+
+    def alive(self) -> None:
+        """The event loop runs: sent three times within the watchdog's deadline. Costs nothing where none is due."""
+        if self._unsent:
+            self._send(*self._unsent)
+        now_s = self._monotonic_s()
+        if now_s - self._alive_s >= self._every_s and self._socket.send("WATCHDOG=1"):
+            self._alive_s = now_s
+
+    def stopping(self) -> None:
+        """The server was asked to end, and ends what is under way first."""
+        self._send("STOPPING=1", "STATUS=stopping")
+
+    def _send(self, *lines: str) -> None:
+        self._unsent = () if self._socket.send(*lines) else lines
+
 
 GRACE_S = 3  # how long requests under way may take once the server is asked to stop
 SWITCH_S = 0.001  # how long the event loop may keep the writers of journal and records from the interpreter
@@ -209,8 +250,8 @@ def _serve(
         },
     )
     sys.setswitchinterval(SWITCH_S)
-    heap.keep_blocks()
-    heap.collect_seldom()
+    process.keep_heap_blocks()
+    process.collect_seldom()
     server.run()
     return server
 

@@ -25,8 +25,7 @@ from eagle_eye.server.jobs.source import JobSourceSettings
 from eagle_eye.server.model import Count
 from eagle_eye.server.security import settings as security
 from eagle_eye.server.security.settings import LimitSettings, SignInSettings, TlsSettings
-from eagle_eye.server.site_files.node_groups import with_racks
-from eagle_eye.server.site_files.topology import read_topology
+from eagle_eye.server.site_files import read_topology, with_racks
 from eagle_eye.server.store import settings as records
 from eagle_eye.server.store.settings import RecordsSettings
 from eagle_eye.server.telemetry.settings import LogSettings

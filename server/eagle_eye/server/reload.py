@@ -18,7 +18,7 @@ from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.model.records import AuditEntry
 from eagle_eye.server.monitor.watcher import Watcher
-from eagle_eye.server.security.limits import Limits
+from eagle_eye.server.security.auth import Limits
 from eagle_eye.server.security.tls import Certificates
 from eagle_eye.server.store.store import Change, Store
 from eagle_eye.server.telemetry import logs

@@ -15,7 +15,7 @@ from eagle_eye.server.history.remote_history import Access
 from eagle_eye.server.history.remote_sender import Post, SegmentManifest, send
 from eagle_eye.server.history.remote_store import Order, PositionFile, SenderReport
 from eagle_eye.server.history.segment_tables import RAW_FOLDER
-from eagle_eye.server.ingest.remote_write import snappy, wire
+from eagle_eye.server.ingest.remote_write import wire
 from tests.server.builders import NOW, frame
 from tests.server.segments.kept import WITHIN_S, batch
 
@@ -43,7 +43,7 @@ class StrictStore:
         return answer
 
     def _take(self, body: bytes) -> httpx.Response:
-        written = wire.read_v1(snappy.uncompressed(body, snappy.announced_bytes(body)), WANTED, 1_000_000)
+        written = wire.read_v1(wire.uncompressed(body, wire.announced_bytes(body)), WANTED, 1_000_000)
         new: list[tuple[Key, float, float]] = []
         for one in written.series:
             key = tuple(sorted(wire.labels(one.key).items()))

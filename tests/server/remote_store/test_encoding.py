@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from eagle_eye.schema.metrics import BY_NAME
 from eagle_eye.server.history import remote_series
 from eagle_eye.server.history.remote_series import SeriesSubject, labels_of, place_of
-from eagle_eye.server.ingest.remote_write import snappy, wire
+from eagle_eye.server.ingest.remote_write import wire
 from tests.server.remote_write.requests import Written, v1
 
 LABELS = st.dictionaries(st.text(min_size=1), st.text(min_size=1), max_size=4)
@@ -29,7 +29,7 @@ def test_a_request_says_what_it_was_made_of(written: list[tuple[dict[str, str], 
     heads = [remote_series.head({**labels, "__name__": "m"}) for labels, _, _ in written]
     times_ms = np.array([time_ms for _, time_ms, _ in written], dtype=np.int64)
     body = remote_series.request(heads, remote_series.samples(times_ms, np.array([value for _, _, value in written])))
-    read = wire.read_v1(snappy.uncompressed(body, snappy.announced_bytes(body)), {b"m"}, 10)
+    read = wire.read_v1(wire.uncompressed(body, wire.announced_bytes(body)), {b"m"}, 10)
     said = [(wire.labels(one.key), *one.samples) for one in read.series]
     assert said == [({**labels, "__name__": "m"}, (time_ms, value)) for labels, time_ms, value in written]
 

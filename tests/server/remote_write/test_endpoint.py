@@ -301,7 +301,7 @@ def test_the_job_is_the_one_that_was_declared_where_no_label_names_it(server: Ru
 
 
 def test_a_job_counts_however_many_are_newer(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eagle_eye.server.ingest.remote_write.membership.PAGE_LIMIT_MAX", 2)
+    monkeypatch.setattr("eagle_eye.server.ingest.remote_write.endpoint.PAGE_LIMIT_MAX", 2)
     jobs = [Job(job=f"job{i}", attempt=0, state="running", ranks=[MemberRank(0, f"n{i}", 0)], restart_owner="",
                 updated_s=NOW) for i in range(5)]  # fmt: skip
     server.dispatcher.services.store.commit(Change(jobs=tuple(jobs)))

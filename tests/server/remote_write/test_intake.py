@@ -305,7 +305,7 @@ def test_nodes_beyond_the_limit_are_refused_also_when_they_come_in_one_request()
 
 
 def test_links_of_a_node_are_limited_metric_by_metric(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eagle_eye.server.ingest.remote_write.rows.LINKS_MAX", 2)
+    monkeypatch.setattr("eagle_eye.server.ingest.remote_write.intake.LINKS_MAX", 2)
     site = Site()
     for at in (0.0, 15.0):
         for port in ("1", "2", "3"):

@@ -8,15 +8,15 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from eagle_eye.server.ingest.remote_write import snappy, wire
-from eagle_eye.server.ingest.remote_write.intake import Taken
-from eagle_eye.server.ingest.remote_write.other_cells import (
-    AGAIN_S,
+from eagle_eye.server.ingest.remote_write import wire
+from eagle_eye.server.ingest.remote_write.endpoint import (
+    CELL_AGAIN_S,
+    CELL_QUIET_S,
+    CELL_RETRIED_S,
     JOB_FRESH_S,
-    QUIET_S,
-    RETRIED_S,
     OtherCells,
 )
+from eagle_eye.server.ingest.remote_write.intake import Taken
 from eagle_eye.server.ingest.remote_write.wire import Sample, WireSeries
 from eagle_eye.server.model.errors import Refusal
 from tests.server.builders import FakeClock
@@ -93,7 +93,7 @@ def test_the_other_cell_gets_the_series_as_they_came_with_the_senders_token(site
     (request,) = site.requests
     assert (str(request.url), request.headers["authorization"]) == ("http://west.example/api/v1/write", "Bearer secret")
     assert request.headers["eagle-eye-of-one-cell"] == "1"
-    content = snappy.uncompressed(request.content, snappy.announced_bytes(request.content))
+    content = wire.uncompressed(request.content, wire.announced_bytes(request.content))
     (came,) = wire.read_v1(content, WANTED, 10).series
     assert (wire.labels(came.key)["instance"], came.samples) == ("n1", [Sample(1, 1.0), Sample(1, 2.0)])
     assert (taken.left_out, taken.refused) == ({}, {})
@@ -119,14 +119,14 @@ def test_while_the_other_cell_does_not_answer_the_sender_is_asked_to_try_again(s
 
 
 def test_after_a_minute_samples_for_it_are_dropped_and_counted_so_that_others_go_on(site: Site) -> None:
-    site.outage(RETRIED_S)
+    site.outage(CELL_RETRIED_S)
     assert site.bring(1.0, 2.0).left_out == {"cell_unreached": 2}
 
 
 def test_a_cell_that_is_given_up_is_tried_now_and_then_and_counts_again_once_it_answers(site: Site) -> None:
-    site.outage(RETRIED_S)
+    site.outage(CELL_RETRIED_S)
     site.url, site.answer = "http://west.example", unreachable
-    for _ in range(int(2 * AGAIN_S)):
+    for _ in range(int(2 * CELL_AGAIN_S)):
         assert site.bring(1.0).left_out == {"cell_unreached": 1}
         site.clock.advance(1.0)
     assert len(site.requests) == 2
@@ -136,7 +136,7 @@ def test_a_cell_that_is_given_up_is_tried_now_and_then_and_counts_again_once_it_
 
 def test_an_outage_that_nobody_asked_about_for_a_while_begins_anew(site: Site) -> None:
     site.outage(1.0)
-    site.clock.advance(RETRIED_S + QUIET_S)
+    site.clock.advance(CELL_RETRIED_S + CELL_QUIET_S)
     with pytest.raises(Refusal):
         site.bring(1.0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from eagle_eye.server.ingest.remote_write.sender_clocks import SENDERS_MAX, SenderClocks
+from eagle_eye.server.ingest.remote_write.endpoint import SENDERS_MAX, SenderClocks
 from eagle_eye.server.ingest.remote_write.wire import Sample, WireSeries
 
 T = 1_700_000_000.0

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle_eye.server.ingest.remote_write import snappy, wire
+from eagle_eye.server.ingest.remote_write import wire
 from eagle_eye.server.ingest.remote_write.wire import Malformed, Sample, labels
 from tests.server.remote_write import requests
 from tests.server.remote_write.requests import STALE, Written, field, series, text, v1, v2, varint
@@ -68,21 +68,21 @@ def test_a_damaged_message_is_refused_and_nothing_else(write: Writer, read: Read
 @few
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_snappy_block_or_refused(content: bytes) -> None:
-    with contextlib.suppress(snappy.BadSnappy):
-        announced = snappy.announced_bytes(content)
+    with contextlib.suppress(wire.BadSnappy):
+        announced = wire.announced_bytes(content)
         if announced <= 10_000:
-            assert len(snappy.uncompressed(content, announced)) == announced
+            assert len(wire.uncompressed(content, announced)) == announced
 
 
 @few
 @given(st.binary(max_size=500))
 def test_what_was_compressed_comes_back(content: bytes) -> None:
     block = requests.snappy(content)
-    assert snappy.uncompressed(block, snappy.announced_bytes(block)) == content
+    assert wire.uncompressed(block, wire.announced_bytes(block)) == content
 
 
 def test_a_bomb_is_known_by_its_announcement() -> None:
-    assert snappy.announced_bytes(varint(4_000_000_000)) == 4_000_000_000
+    assert wire.announced_bytes(varint(4_000_000_000)) == 4_000_000_000
 
 
 @pytest.mark.parametrize(("write", "read"), READERS)

@@ -29,13 +29,12 @@ from eagle_eye.server.history import journal_reader
 from eagle_eye.server.history.embedded_history import HISTORY_FILE, HISTORY_FOLDER, EmbeddedHistory
 from eagle_eye.server.history.processes import end_with_parent, environment
 from eagle_eye.server.history.segment_tables import RAW_FOLDER
-from eagle_eye.server.model.errors import HistoryUnavailable, StoreUnavailable
+from eagle_eye.server.model.errors import HistoryUnavailable, StoreUnavailable, how_it_ended, in_words
 from eagle_eye.server.requests.evidence import EVIDENCE_FOLDER
 from eagle_eye.server.store import schema
 from eagle_eye.server.store.database import REMEDY, tells_damage
 from eagle_eye.server.store.schema import NEWEST_VERSION, VERSION_TABLE
 from eagle_eye.server.store.sql_store import RECORDS_FILE, SqlStore
-from eagle_eye.server.telemetry.endings import how_it_ended, in_words
 
 # One server at a time has the folder. The lock is the kernel's (flock), on a file that is never deleted: it is released
 # when its process ends, for whatever reason, so leftovers of a killed server or another host never block a start. Child

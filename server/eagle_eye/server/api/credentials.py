@@ -20,8 +20,7 @@ from eagle_eye.server.model.clock import Clock, rfc3339
 from eagle_eye.server.model.errors import Refusal
 from eagle_eye.server.model.records import AuditEntry, EndedSessions
 from eagle_eye.server.security.auth import Tokens, mint
-from eagle_eye.server.security.people import USER, People, refuse_foreign
-from eagle_eye.server.security.proxy import Person
+from eagle_eye.server.security.people import USER, People, Person, refuse_foreign
 from eagle_eye.server.store.store import TOKENS, Change, Store
 from eagle_eye.server.telemetry.counters import Telemetry
 

@@ -14,7 +14,7 @@ from eagle_eye.schema.frame import CONTENT_TYPE as FRAMES_TYPE
 from eagle_eye.schema.problem import CONTENT_TYPE
 from eagle_eye.schema.rows import CONTENT_TYPE as ROWS_TYPE
 from eagle_eye.server.api import answers
-from eagle_eye.server.ingest import frames_endpoint as ingest
+from eagle_eye.server.ingest import frames as ingest
 from eagle_eye.server.ingest.remote_write import endpoint
 
 # The endpoints outside FastAPI: agents' frames and Prometheus remote write.

@@ -67,7 +67,7 @@ from eagle_eye.server.model.errors import Refusal
 from eagle_eye.server.model.records import Action, Incident, Node, NodeCheck, Ticket
 from eagle_eye.server.monitor.watcher import Outlook
 from eagle_eye.server.security.auth import Principal
-from eagle_eye.server.site_files.topology import Places
+from eagle_eye.server.site_files import Places
 from eagle_eye.server.store.store import (
     DELIVERIES,
     EVIDENCE,

@@ -47,7 +47,7 @@ from eagle_eye.server.history.remote_store import RemoteStore
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.model.clock import Clock, rfc3339
 from eagle_eye.server.model.errors import HistoryMoved, Refusal
-from eagle_eye.server.site_files.topology import read_topology
+from eagle_eye.server.site_files import read_topology
 from eagle_eye.server.store.store import ATTEMPTS, GPUS, JOBS, MEMBERSHIPS, PAGE_LIMIT_MAX, Store
 
 # A recording of a job, as schema/recording.py has it.

@@ -20,8 +20,7 @@ from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import Refusal
 from eagle_eye.server.model.records import Incident
 from eagle_eye.server.monitor.readiness import Doctor
-from eagle_eye.server.security.auth import Credentials, Principal, Tokens
-from eagle_eye.server.security.limits import Limits
+from eagle_eye.server.security.auth import Credentials, Limits, Principal, Tokens
 from eagle_eye.server.store.store import INCIDENTS, Store
 
 # Our incidents in the terms of NVRx's attribution service. Pure, except for a lock.

@@ -26,7 +26,7 @@ from eagle_eye.server.model.records import CellStatus, Incident, Node
 from eagle_eye.server.monitor.cells import Cells, drained, moved, why_held
 from eagle_eye.server.monitor.readiness import Doctor
 from eagle_eye.server.monitor.watcher import JobProgress, Outlook
-from eagle_eye.server.site_files.topology import Places
+from eagle_eye.server.site_files import Places
 from eagle_eye.server.store.leadership import Leadership
 from eagle_eye.server.store.settings import DEFAULT_CELL
 from eagle_eye.server.store.store import CELLS, JOB_CELLS, JOBS, NODES, Change, Store

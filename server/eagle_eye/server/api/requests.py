@@ -35,13 +35,12 @@ from eagle_eye.server.model.errors import (
 )
 from eagle_eye.server.model.event_filters import LABELS
 from eagle_eye.server.model.records import AuditEntry, Scope
-from eagle_eye.server.security.auth import Principal, Tokens
-from eagle_eye.server.security.limits import Limits
+from eagle_eye.server.security.auth import Limits, Principal, Tokens
 from eagle_eye.server.security.people import People
 from eagle_eye.server.store.store import PAGE_LIMIT_MAX, Kind, Page, Store
 from eagle_eye.server.telemetry.counters import Telemetry
-from eagle_eye.server.transport import methods, raw_http
-from eagle_eye.server.transport.path_names import register
+from eagle_eye.server.transport import raw_http
+from eagle_eye.server.transport.raw_http import register_name_convertor
 
 # Constraints as JSON Schema, for /openapi.json. The endpoints check them with more detailed errors.
 
@@ -98,7 +97,7 @@ def matcher(chars_max: int) -> dict[str, Any]:
 # Parameters, bodies and answers.
 
 BODY_BYTES_MAX = 4 << 20  # a job of 100,000 ranks fits
-register()  # {job:name} and {node:name} in the endpoints' paths
+register_name_convertor()  # {job:name} and {node:name} in the endpoints' paths
 _NONE: Mapping[str, Constraint] = MappingProxyType({})
 _WHOLE_MAX = 1 << 53  # larger floats do not identify one integer
 StructT = TypeVar("StructT")
@@ -355,7 +354,7 @@ def answer_problems(app: FastAPI, telemetry: Telemetry) -> None:
 
 def _refusal(app: FastAPI, request: Request, error: HTTPException) -> Refusal:
     if error.status_code == 405:  # starlette names the methods of one of the path's routes
-        return methods.refusal(request.method, methods.of_route(app, request.scope))
+        return raw_http.method_refusal(request.method, raw_http.methods_of_route(app, request.scope))
     if error.status_code == 404:
         return Refusal(404, "not_found", "nothing is here; /openapi.json lists what there is")
     return Refusal(error.status_code, "http", str(error.detail), error.headers or NO_HEADERS)

@@ -23,7 +23,7 @@ from eagle_eye.server.engine.policy import RULE_NAMES, Decision, Weighing, weigh
 from eagle_eye.server.engine.rules import Situation
 from eagle_eye.server.engine.settings import Limit, Mode, PolicySettings, Seconds
 from eagle_eye.server.model.records import Action, ActionState, Incident, Node, NodeState
-from eagle_eye.server.site_files.node_groups import with_racks
+from eagle_eye.server.site_files import with_racks
 
 FORMAT = "eagle-eye-policy-cases/1"
 CASES_MAX = 1_000

@@ -30,9 +30,8 @@ from eagle_eye.server.history.remote_history import (
 )
 from eagle_eye.server.history.remote_series import JOB, NAME, NODE, SCRAPED_JOB
 from eagle_eye.server.ingest.remote_write import mapping
-from eagle_eye.server.ingest.remote_write.intake import RemoteWriteIntake, Taken
+from eagle_eye.server.ingest.remote_write.intake import INTERVAL_UNKNOWN_S, NodeSample, RemoteWriteIntake, Taken
 from eagle_eye.server.ingest.remote_write.mapping import TARGET_UP, Table
-from eagle_eye.server.ingest.remote_write.rows import INTERVAL_UNKNOWN_S, NodeSample
 from eagle_eye.server.ingest.remote_write.wire import Sample, WireSeries
 from eagle_eye.server.model.errors import ServerError
 from eagle_eye.server.model.identity import POD_LABELS, NameClaims, Naming, NoName

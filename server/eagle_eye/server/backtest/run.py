@@ -29,8 +29,7 @@ from eagle_eye.server.engine.roster import DEVICES_MAX
 from eagle_eye.server.engine.rules import Situation
 from eagle_eye.server.engine.settings import DetectionSettings, PolicySettings
 from eagle_eye.server.model.records import Action, Incident
-from eagle_eye.server.site_files.learned_model import BadModel, read
-from eagle_eye.server.site_files.node_groups import with_racks
+from eagle_eye.server.site_files import BadModel, read_learned_model, with_racks
 
 TICKS_MAX = 10_000_000  # four months of seconds
 TICKS_PER_INTERVAL = 4  # a trace whose rows are minutes apart needs no judgement every second
@@ -440,7 +439,9 @@ def judge_traces(folders: Sequence[Path], config: Path | None, progress: Callabl
     settings = configuration.load(ServerConfig, config, os.environ, {})
     settings = msgspec.structs.replace(settings, policy=with_racks(settings.policy, settings.topology_file))
     try:
-        model = read(Path(settings.detection.model).expanduser())[0] if settings.detection.model else NO_MODEL
+        model = (
+            read_learned_model(Path(settings.detection.model).expanduser())[0] if settings.detection.model else NO_MODEL
+        )
     except BadModel as error:
         raise configuration.ConfigurationError(f"detection.model: {error}") from None
     card = Scorecard()

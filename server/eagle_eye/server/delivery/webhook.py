@@ -32,7 +32,7 @@ from eagle_eye.server.delivery.attempts import Format, Message, Outcome, Receipt
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import TargetRefused
 from eagle_eye.server.model.records import OutboundEvent, Retiring, Subscription, WebhookFormat
-from eagle_eye.server.security.limits import Rates
+from eagle_eye.server.security.auth import Rates
 
 # Addresses that no webhook may go to, as data, with the kind of each.
 #

@@ -58,7 +58,7 @@ from eagle_eye.server.history.segment_tables import (
     texts,
 )
 from eagle_eye.server.model.batch import ColumnLayout, Part, ResolvedTemplate
-from eagle_eye.server.telemetry.endings import in_words
+from eagle_eye.server.model.errors import in_words
 
 GROUP_FRAMES = 2_048  # frames per row group: the least that a query of one node reads
 SAMPLES, SAMPLE_FRAMES = 8, 128

@@ -49,9 +49,8 @@ from eagle_eye.server.history.segment_tables import (
 )
 from eagle_eye.server.history.settings import HistorySettings
 from eagle_eye.server.model.clock import Clock
-from eagle_eye.server.model.errors import HistoryMoved, HistoryUnavailable
+from eagle_eye.server.model.errors import HistoryMoved, HistoryUnavailable, how_it_ended
 from eagle_eye.server.telemetry.counters import metric_name
-from eagle_eye.server.telemetry.endings import how_it_ended
 
 COMPACTION_LOOK_S = 10.0  # how often to check whether compaction is due
 SEGMENT_BYTES = STRETCH_BYTES_MAX * 3 // 4  # of a group's frames make a segment, however recent they are

@@ -46,8 +46,7 @@ from eagle_eye.server.history.segment_tables import (
     no_step,
     texts,
 )
-from eagle_eye.server.model.errors import HistoryUnavailable
-from eagle_eye.server.telemetry.endings import in_words
+from eagle_eye.server.model.errors import HistoryUnavailable, in_words
 
 SERIES_FILE = "series.parquet"
 SERIES_SCHEMA = pa.schema(

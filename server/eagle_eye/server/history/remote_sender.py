@@ -47,8 +47,7 @@ from eagle_eye.server.history.remote_series import SeriesSubject, labels_of
 from eagle_eye.server.history.remote_store import HistoryMark, Order, PositionFile, SenderReport, beginning, mark_of
 from eagle_eye.server.history.segment_files import OURS, whole
 from eagle_eye.server.history.segment_tables import FACTS_FILE, FRAMES_FILE, LINKS_FILE, RAW_FOLDER, SAMPLES_FILE
-from eagle_eye.server.model.errors import ServerError
-from eagle_eye.server.telemetry.endings import in_words
+from eagle_eye.server.model.errors import ServerError, in_words
 
 # A segment's values as samples: one per series and interval, interval by interval ("moments"). Read column by column,
 # some row groups at a time. The same segment with the same settings gives the same moments in the same order, so that a

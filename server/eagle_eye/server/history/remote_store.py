@@ -34,9 +34,8 @@ from eagle_eye.server.history.remote_history import (
 )
 from eagle_eye.server.history.settings import RemoteStoreSettings
 from eagle_eye.server.model.clock import Clock
-from eagle_eye.server.model.errors import StoreUnavailable
+from eagle_eye.server.model.errors import StoreUnavailable, how_it_ended, in_words
 from eagle_eye.server.store import database
-from eagle_eye.server.telemetry.endings import how_it_ended, in_words
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):

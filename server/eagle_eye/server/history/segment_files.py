@@ -38,8 +38,7 @@ from eagle_eye.server.history.segment_tables import (
     any_between,
     no_step,
 )
-from eagle_eye.server.model.errors import HistoryUnavailable
-from eagle_eye.server.telemetry.endings import in_words
+from eagle_eye.server.model.errors import HistoryUnavailable, in_words
 
 # Frames, rebuilt from a segment's tables
 

@@ -1,33 +1,409 @@
-"""What the server last heard from each node, in memory: clock offsets, freshness and the agents' own troubles."""
+"""What the server last heard from each node, in memory: clock offsets, freshness and the agents' own troubles.
+
+Beside it: node clocks that step, senders whose series nothing maps, which nodes a trusted source vouches for, and which
+have yet to send again what a former leader acknowledged.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
+import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from msgspec.structs import replace
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from eagle_eye.schema.action import MemberRank
 from eagle_eye.schema.frame import Frame, Rank
 from eagle_eye.schema.names import UNKNOWN
 from eagle_eye.server.history.history import LATE_S
-from eagle_eye.server.ingest.clock_notes import ClockNotes
-from eagle_eye.server.ingest.unmapped_senders import UnmappedSenders
-from eagle_eye.server.ingest.vouching import NodeQuota, Vouchers
 from eagle_eye.server.model.batch import ResolvedTemplate
 from eagle_eye.server.model.clock import SEEN_S, STEP_S, NodeClock, corrected, is_same_base
+from eagle_eye.server.model.errors import Refusal
 from eagle_eye.server.model.identity import Clusters, NameClaims, NodeNames
+from eagle_eye.server.telemetry.counters import metric_name
+
+CLOCK_SAID_S = 3600.0  # how long a node's troubles mention it
+CLOCK_LOG_NODE_S = 600.0  # minimum time between two log lines about one node
+CLOCK_LOG_PER_MINUTE = 20  # lines: when the server's own clock is set, every node's clock appears to be
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Noted:
+    set_s: float = float("-inf")
+    set_by_s: float = 0.0
+    reported: bool = False
+    moved_s: float = float("-inf")
+    moved: int = 0
+    logged_s: float = float("-inf")
+
+
+class ClockNotes:
+    """Clock steps and moved timestamps per node.
+
+    ``steps`` counts clock steps by who detected them; ``moved`` counts moved timestamps by what carried them.
+    """
+
+    def __init__(self) -> None:
+        self.steps: Counter[str] = Counter({"agent": 0, "server": 0})
+        self.moved: Counter[str] = Counter({"frame": 0, "event": 0, "sample": 0})
+        self._noted: dict[str, _Noted] = {}
+        self._minute_s = float("-inf")
+        self._logged = 0
+
+    def note_set(self, node: str, by_s: float, now_s: float, *, reported: bool) -> None:
+        """Record that a node's clock was set by ``by_s``; ``reported`` means that the agent reported it."""
+        self.steps["agent" if reported else "server"] += 1
+        noted = self._noted.setdefault(node, _Noted())
+        noted.set_s, noted.set_by_s, noted.reported = now_s, by_s, reported
+        self._say(node, noted, now_s)
+
+    def note_moved(self, node: str, what: str, count: int, now_s: float) -> None:
+        """Record that ``count`` timestamps of a node were implausible and were moved."""
+        if not count:
+            return
+        self.moved[what] += count
+        noted = self._noted.setdefault(node, _Noted())
+        noted.moved = count if now_s - noted.moved_s > CLOCK_SAID_S else noted.moved + count
+        noted.moved_s = now_s
+        self._say(node, noted, now_s)
+
+    def said(self, node: str, now_s: float) -> str | None:
+        """Describe what happened to a node's clock in the last hour; None if nothing did."""
+        noted = self._noted.get(node)
+        return None if noted is None else _said(noted, now_s)
+
+    def _say(self, node: str, noted: _Noted, now_s: float) -> None:
+        if abs(now_s - self._minute_s) >= 60.0:
+            self._minute_s, self._logged = now_s, 0
+        if abs(now_s - noted.logged_s) < CLOCK_LOG_NODE_S or self._logged >= CLOCK_LOG_PER_MINUTE:
+            return
+        noted.logged_s = now_s
+        self._logged += 1
+        _log.warning("node %s: %s", node, _said(noted, now_s))
+
+
+def _said(noted: _Noted, now_s: float) -> str | None:
+    parts: list[str] = []
+    if now_s - noted.set_s <= CLOCK_SAID_S:
+        who = "the agent says so" if noted.reported else "seen by what it sends"
+        parts.append(f"its clock was set by {noted.set_by_s:+.1f} s ({who})")
+    if now_s - noted.moved_s <= CLOCK_SAID_S:
+        parts.append(f"{noted.moved} times that it sent cannot be and were moved to when they came")
+    return "; ".join(parts) or None
+
+
+# Which senders of remote write name no series that is mapped. Written on the event loop, read from any thread.
+# Their requests are answered as written, because senders would take anything else for a failure and send them again.
+
+UNMAPPED_S_MIN = 180.0  # one request of several may well have nothing that is mapped
+UNMAPPED_HEARD_S_MAX = 600.0
+NAMES_SHOWN = 4
+NAME_CHARS_MAX = 80
+_OF_EVERY_TARGET = ("scrape_", "target_info", "otel_scope_info")  # these names say nothing about the sender
+
+
+@dataclass(slots=True)
+class _Sender:
+    since_s: float  # of the first request after the last with a mapped series
+    heard_s: float = 0.0
+    names: list[str] = field(default_factory=list)
+
+
+class UnmappedSenders:
+    """The senders whose series are all unmapped, since when, and some of the names."""
+
+    def __init__(self) -> None:
+        self._senders: dict[str, _Sender] = {}
+
+    def note(self, sender: str, unmapped: Iterable[bytes], now_s: float, *, mapped: bool) -> None:
+        """Note a request: some names that are not mapped, and whether any other is."""
+        names = sorted((name.decode(errors="replace") for name in unmapped), key=_is_of_every_target)
+        if mapped:
+            self._senders.pop(sender, None)
+        elif names:
+            known = self._senders.setdefault(sender, _Sender(now_s))
+            known.heard_s, known.names = now_s, names[:NAMES_SHOWN]
+
+    def said(self, now_s: float) -> Iterator[str]:
+        """Yield what to say of each sender that goes on like this."""
+        for sender, known in sorted(self._senders.copy().items()):
+            if known.heard_s - known.since_s >= UNMAPPED_S_MIN and now_s - known.heard_s <= UNMAPPED_HEARD_S_MAX:
+                names = ", ".join(f"{name[:NAME_CHARS_MAX]!a}" for name in known.names)
+                yield f"none of the series that {sender} writes is mapped, among them {names}"
+
+
+def _is_of_every_target(name: str) -> bool:
+    return name.startswith(_OF_EVERY_TARGET)
+
+
+# Which nodes a trusted source vouches for, so that invented names cannot raise limits.
+
+
+class Vouchers:
+    """The sources that vouch for nodes.
+
+    Vouched nodes are those whose own agent reports (its token is bound to the node), that an administrator sends frames
+    for, that hold an agent's token, that a scheduler or launcher names, and those of the topology file, ``placed``. A
+    remote-write token vouches only for nodes that it names without a wildcard. On the event loop.
+    """
+
+    def __init__(self, placed: Iterable[str] = ()) -> None:
+        self._placed = frozenset(placed)
+        self._spoken: set[str] = set()
+        self._enrolled: AbstractSet[str] = frozenset()
+        self._declared: AbstractSet[str] = frozenset()
+        self._scheduled: dict[str, NodeNames] = {}
+        # Per scheduler, its node names resolved to ours: of a hundred domains of one name only one matches.
+        self._meant: dict[tuple[str, str], str] = {}
+
+    def note_spoken(self, node: str) -> None:
+        """Record that the node's own agent, or an administrator, sent its frames."""
+        self._spoken.add(node)
+
+    def use_tokens(self, nodes: AbstractSet[str]) -> None:
+        """Replace the set of nodes that hold a valid agent's token."""
+        self._enrolled = nodes
+
+    def use_jobs(self, nodes: AbstractSet[str]) -> None:
+        """Replace the set of nodes of jobs that launchers and schedulers declare."""
+        self._declared = nodes
+
+    def use_scheduler(self, source: str, names: NodeNames) -> None:
+        """Replace the set of a scheduler's nodes, by the scheduler's names for them."""
+        self._scheduled[source] = names
+
+    def forget(self, nodes: Collection[str]) -> None:
+        """Forget that the nodes reported; other sources still vouch for them."""
+        self._spoken.difference_update(nodes)
+        self._meant = {key: node for key, node in self._meant.items() if node not in nodes}
+
+    def vouch_for(self, node: str) -> bool:
+        """Return whether any source vouches for the node."""
+        if node in self._spoken or node in self._enrolled or node in self._declared or node in self._placed:
+            return True
+        return self._is_scheduled(node)
+
+    def count(self, nodes: AbstractSet[str]) -> int:
+        """Return how many of the nodes are vouched for."""
+        others = nodes - self._spoken - self._enrolled - self._declared - self._placed
+        named = sum(map(self._is_scheduled, others)) if self._scheduled else 0
+        return len(nodes) - len(others) + named
+
+    def _is_scheduled(self, node: str) -> bool:
+        return any(self._is_meant(source, names, node) for source, names in self._scheduled.items())
+
+    def _is_meant(self, source: str, names: NodeNames, node: str) -> bool:
+        theirs = names.ours(node)
+        if theirs is None:
+            return False
+        return theirs.casefold() == node.casefold() or self._meant.setdefault((source, theirs), node) == node
+
+
+class Unvouched:
+    """Unvouched nodes, each with the remote-write token that named it first ("" if no longer known)."""
+
+    def __init__(self) -> None:
+        self._tokens: dict[str, str] = {}
+        self._counts: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def __contains__(self, node: object) -> bool:
+        return node in self._tokens
+
+    def token_of(self, node: str) -> str:
+        """Return the token, "" for none."""
+        return self._tokens.get(node, "")
+
+    def count_of(self, token: str) -> int:
+        """Return how many nodes the token named."""
+        return self._counts[token]
+
+    def add(self, node: str, token: str) -> None:
+        """Add a node, replacing its earlier token."""
+        self.discard(node)
+        self._tokens[node] = token
+        self._counts[token] += 1
+
+    def discard(self, node: str) -> None:
+        """Remove a node if present."""
+        token = self._tokens.pop(node, None)
+        if token is not None:
+            self._counts[token] -= 1
+            if not self._counts[token]:
+                del self._counts[token]
+
+
+class NodeQuota:
+    """The nodes ever heard of: at most ``nodes_max`` vouched ones and as many unvouched ones."""
+
+    def __init__(self, nodes_max: int, vouchers: Vouchers) -> None:
+        self._nodes_max = nodes_max
+        self._vouchers = vouchers
+        self.known: set[str] = set()
+        self.unvouched = Unvouched()
+
+    def check(self, node: str) -> None:
+        """Raise Refusal 403 unless the node is known and vouched for, or there is room for one more."""
+        if node not in self.known and len(self.known) - len(self.unvouched) >= self._nodes_max:
+            raise Refusal(
+                403,
+                "too_many_nodes",
+                f"{self._nodes_max} nodes are known and {node!r} is none of them; remove those that"
+                " are gone (eagle-eye nodes forget), or raise ingest.nodes_max",
+            )
+
+    def reserve(self, node: str, token: str, token_nodes_max: int) -> bool:
+        """Reserve room for a node that a remote-write token names; return whether it is new and unvouched.
+
+        ``release`` it if nothing of it is kept. Raises Refusal 403 if the token has named too many.
+        """
+        if self._vouchers.vouch_for(node):
+            self.unvouched.discard(node)
+            self.check(node)
+            return False
+        if node in self.known or node in self.unvouched:
+            return node not in self.known
+        named = self.unvouched.count_of(token)
+        if named >= token_nodes_max:
+            raise Refusal(
+                403,
+                "too_many_new_nodes",
+                f"the token has named {named} nodes that nobody vouches for, and {node!r} is none of them; name them to"
+                " the scheduler or in topology_file, remove those that are gone (eagle-eye nodes forget), or raise"
+                " remote_write.token_nodes_max (of one token: tokens create --nodes-max)",
+            )
+        if len(self.unvouched) >= self._nodes_max:
+            raise Refusal(
+                403,
+                "too_many_nodes",
+                f"{self._nodes_max} nodes are known that nobody vouches for and {node!r} is none of them;"
+                " raise ingest.nodes_max",
+            )
+        self.unvouched.add(node, token)
+        return True
+
+    def release(self, nodes: Collection[str]) -> None:
+        """Release the reservations for those of the nodes that are not known."""
+        for node in nodes:
+            if node not in self.known:
+                self.unvouched.discard(node)
+
+    def leave(self, node: str) -> None:
+        """Remove a node."""
+        self.known.discard(node)
+        self.unvouched.discard(node)
+
+
+# Which nodes have yet to send again what a former leader acknowledged; until then their recent past is not whole.
+# An agent keeps what was acknowledged for some minutes. It sends that again, newest first, to a server whose journal is
+# another one, and says with each such request how many frames follow.
+
+# How much time a request of a minute of frames is given: a fleet's agents take turns, so that this costs a server half
+# a core at most (benchmarks/ingest/resends.py).
+RESEND_S = 10e-3
+RESEND_EVERY_S_MIN = 1.0  # below it, agents pace themselves
+RESEND_EVERY_S_MAX = 300.0
+REFILL_EVERY_S = 30.0  # windows are read anew so often at most: nodes may come one after the other
+RESEND_PATIENCE_S = 10.0  # how long to wait for a request that is due
+
+
+class _Progress(NamedTuple):
+    whole: bool
+    heard_s: float
+
+
+class Resends:
+    """The nodes that send again, on the event loop; ``monotonic_s`` is its clock.
+
+    ``nodes()`` counts the nodes known. Detection is shown frames of the last ``window_s``, of a large fleet at most
+    ``frames_max``; ``begun_s`` is when this server began to take frames, Unix seconds.
+    """
+
+    def __init__(
+        self,
+        begun_s: float,
+        window_s: float,
+        frames_max: int,
+        nodes: Callable[[], int],
+        monotonic_s: Callable[[], float],
+    ) -> None:
+        self._begun_s = begun_s
+        self._window_s = window_s
+        self._frames_max = frames_max
+        self._nodes = nodes
+        self._monotonic_s = monotonic_s
+        self._began_s = monotonic_s()
+        self._awaited: set[str] = set()
+        self._nodes_of: dict[str, _Progress] = {}
+        self._news = False
+        self._taken_in_s = -math.inf
+
+    def expect(self, nodes: Collection[str]) -> None:
+        """Wait a little for what these may send again: they are known, and this server has not heard them of late."""
+        self._awaited.update(nodes)
+
+    def every_s(self) -> float:
+        """Return how often each agent is to send such a request."""
+        return min(self._nodes() * RESEND_S, RESEND_EVERY_S_MAX)
+
+    def note(self, node: str, left: int, oldest_s: float) -> None:
+        """Note a durable request of a node: ``left`` frames follow it, its own first is of ``oldest_s``."""
+        self._awaited.discard(node)
+        whole = left == 0 or oldest_s <= self._begun_s - self._reach_s()
+        before = self._nodes_of.get(node)
+        self._nodes_of[node] = _Progress(whole or (before is not None and before.whole), self._monotonic_s())
+        self._news = self._news or before is None or not before.whole
+
+    def incomplete(self) -> set[str]:
+        """Return the nodes of whose recent past more is to come."""
+        now_s = self._monotonic_s()
+        if now_s - self._began_s > self._reach_s():  # frames that came since then fill what detection is shown
+            return set()
+        patience_s = RESEND_PATIENCE_S + 2.0 * self.every_s()
+        awaited = self._awaited if now_s - self._began_s <= patience_s else set()
+        sending = self._nodes_of.items()
+        return awaited.union(node for node, at in sending if not at.whole and now_s - at.heard_s <= patience_s)
+
+    def ready(self) -> bool:
+        """Return whether windows read from the journal would reach further back than those in memory, for all nodes."""
+        now_s = self._monotonic_s()
+        due = self._news and now_s - self._taken_in_s >= REFILL_EVERY_S
+        return due and now_s - self._began_s <= self._reach_s() and not self.incomplete()
+
+    def taken_in(self) -> None:
+        """Note that the windows have been read from the journal."""
+        self._news, self._taken_in_s = False, self._monotonic_s()
+
+    def problem(self) -> str:
+        """Return whose recent past is not whole, "" if it is that of all."""
+        missing = self.incomplete()
+        if not missing:
+            return ""
+        return (
+            f"the last minutes of {len(missing)} nodes are not complete yet, such as {min(missing)}: until they"
+            " are, faults are still found, but no incident of their jobs is closed"
+        )
+
+    def _reach_s(self) -> float:
+        return min(self._window_s, self._frames_max / max(self._nodes(), 1))
+
 
 RECENT_S = 6 * 3_600.0  # a node silent for longer has left the fleet, and should not raise alarms
 FRESH_INTERVALS = 2.5  # a node that scrapes slowly counts as fresh for this many of its intervals,
 FRESH_INTERVAL_S_MAX = 120.0  # an interval above this counts as this
 _TROUBLES_MAX = 32  # collectors and drop reasons kept per agent
 BOOT_ID = "boot id"
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -460,3 +836,56 @@ def _patience_s(interval_s: float) -> float:
 def job_of(frame: Frame) -> str | None:
     """Return the job that the frame names, the first of several; None if it names none."""
     return frame.job or next((rank.job for rank in frame.ranks), None)
+
+
+class FleetCollector(Collector):
+    """Node counts and each node's clock offset, read when scraped."""
+
+    def __init__(self, fleet: Fleet, now_s: Callable[[], float], fresh_s: float) -> None:
+        self._fleet = fleet
+        self._now_s = now_s
+        self._fresh_s = fresh_s
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the families."""
+        known, fresh = self._fleet.counts(self._now_s(), self._fresh_s)
+        yield GaugeMetricFamily(metric_name("nodes_known"), "Nodes that were ever heard of.", value=known)
+        yield GaugeMetricFamily(
+            metric_name("nodes_vouched"),
+            "Nodes heard since the start for which somebody vouches: what the fleet's budgets go by.",
+            value=self._fleet.vouched_count,
+        )
+        yield GaugeMetricFamily(metric_name("nodes_fresh"), "Nodes heard of just now.", value=fresh)
+        yield GaugeMetricFamily(
+            metric_name("nodes_disputed"),
+            "Node names under which two machines report at once; they accuse nobody.",
+            value=sum(1 for _ in self._fleet.claims.disputes(self._now_s())),
+        )
+        newest_s = self._fleet.newest_s()
+        if newest_s is not None:
+            yield GaugeMetricFamily(
+                metric_name("ingest_age_seconds"),
+                "Time since anything was received of any node.",
+                value=max(self._now_s() - newest_s, 0.0),
+            )
+        offsets = GaugeMetricFamily(
+            metric_name("agent_clock_offset_seconds"), "The server's clock minus the node's.", labels=["node"]
+        )
+        for node, offset_s in self._fleet.offsets().items():
+            offsets.add_metric([node], offset_s)
+        yield offsets
+        notes = self._fleet.clock_notes
+        steps = CounterMetricFamily(
+            metric_name("agent_clock_steps"), "Times that a node's clock was set, by who knew it.", labels=["seen_by"]
+        )
+        for who, count in notes.steps.items():
+            steps.add_metric([who], count)
+        yield steps
+        moved = CounterMetricFamily(
+            metric_name("ingest_moved_times"),
+            "Times that cannot be, in the future or a decade old, and were moved, by what had them.",
+            labels=["of"],
+        )
+        for what, count in notes.moved.items():
+            moved.add_metric([what], count)
+        yield moved

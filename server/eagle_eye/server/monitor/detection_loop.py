@@ -21,7 +21,7 @@ from eagle_eye.server.engine.judgement import Judgement, SchedulerReports
 from eagle_eye.server.engine.policy import Weighing, weigh
 from eagle_eye.server.engine.respond import Book, Gathering, often_accused, respond, situation_of, tells_of_an_exception
 from eagle_eye.server.engine.settings import EvidenceSettings, PolicySettings
-from eagle_eye.server.ingest.resends import Resends
+from eagle_eye.server.ingest.fleet import Resends
 from eagle_eye.server.model.batch import Batch, ResolvedTemplate, Times
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import StoreUnavailable
@@ -31,7 +31,7 @@ from eagle_eye.server.monitor.announcements import Announcement, announcement, t
 from eagle_eye.server.monitor.watcher import ALL_JOBS, IncidentCounts, JobProgress, JobShare, Latest, StepProgress
 from eagle_eye.server.store.open_records import OpenRecords
 from eagle_eye.server.store.store import GPUS, INCIDENTS, JOBS, Change, Store
-from eagle_eye.server.telemetry.latencies import Latencies
+from eagle_eye.server.telemetry.counters import Latencies
 
 # Queues input for the engine: rows that many nodes send at about the same time are applied together, later.
 #

@@ -13,9 +13,9 @@ from msgspec import Meta
 from eagle_eye.schema.frame import BadFrame, Frame
 from eagle_eye.schema.rows import ROW_HEAD, read_row, row_head, template_of_row
 from eagle_eye.server.history.history import History, Recorded, RecordedRow
+from eagle_eye.server.ingest.decoding import KnownTemplate, Templates
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.ingest.remote_write.keeper import STREAM_PREFIX, is_ours, judged
-from eagle_eye.server.ingest.templates import KnownTemplate, Templates
 from eagle_eye.server.model.batch import Batch, Row, batches_of
 from eagle_eye.server.model.clock import Clock, corrected
 from eagle_eye.server.model.errors import StoreUnavailable

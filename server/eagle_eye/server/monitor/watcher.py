@@ -14,11 +14,11 @@ from eagle_eye.schema.frame import Frame
 from eagle_eye.server.engine.judgement import NOTHING_REPORTED, AttemptCheckpoints, SchedulerReports
 from eagle_eye.server.engine.policy import Weighing
 from eagle_eye.server.engine.settings import PolicySettings
-from eagle_eye.server.ingest.resends import Resends
+from eagle_eye.server.ingest.fleet import Resends
 from eagle_eye.server.model.batch import Batch
 from eagle_eye.server.model.records import Incident, Job
 from eagle_eye.server.store.store import Store
-from eagle_eye.server.telemetry.latencies import Latencies
+from eagle_eye.server.telemetry.counters import Latencies
 
 ResultT = TypeVar("ResultT")
 

@@ -1,4 +1,4 @@
-"""Authentication and authorisation: bearer tokens with scopes, stored as hashes."""
+"""Authentication and authorisation: bearer tokens with scopes, stored as hashes; and rate limits."""
 
 from __future__ import annotations
 
@@ -7,16 +7,23 @@ import binascii
 import fnmatch
 import hashlib
 import hmac
+import ipaddress
+import logging
+import math
 import secrets
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
+
+import msgspec
 
 from eagle_eye.schema.names import RULE, is_name
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import Refusal, StoreUnavailable
 from eagle_eye.server.model.records import Scope, Token
+from eagle_eye.server.security.settings import LimitSettings
 from eagle_eye.server.store.store import TOKENS, Store
 
 TOKEN_PREFIX = "ee_"  # noqa: S105 - lets secret scanners find a leaked token
@@ -332,3 +339,213 @@ def _check_browser(credentials: Credentials) -> None:
         )
     if credentials.method not in SAFE_METHODS and origin not in _LOCAL_NAMES:
         raise Refusal(403, "origin", "a web page of another origin may change nothing here")
+
+
+# The principals of frame senders are cached between requests: a fleet's agents authenticate ten thousand times a
+# second. The cache is cleared as soon as any token changes: at once when this server changed it, within
+# ``PRINCIPALS_LOOK_EVERY_S`` when ``eagle-eye tokens`` did. While the records are away it stays as it is: frames are
+# taken on.
+
+PRINCIPALS_LOOK_EVERY_S = 0.2
+PRINCIPALS_KEPT_MAX = 65_536
+
+
+class CachedPrincipal(msgspec.Struct, frozen=True, gc=False):
+    """A cached principal; valid while no token changes, until ``expires_s`` (Unix seconds)."""
+
+    principal: Principal
+    expires_s: float
+    version: int
+
+
+class Principals:
+    """Authenticates as ``Tokens`` does. On the event loop."""
+
+    def __init__(
+        self,
+        tokens: Tokens,
+        store: Store,
+        clock: Clock,
+        *,
+        stands_by: bool = False,
+        looked: Callable[[int, float], None] | None = None,
+    ) -> None:
+        """``looked`` gets the sequence of the records' newest change as it was read, and when it was asked for."""
+        self._tokens = tokens
+        self._looked = looked
+        self._store = store
+        self._clock = clock
+        self._stands_by = stands_by
+        self._known: dict[Credentials, CachedPrincipal] = {}
+        self._version = -1
+        self._looked_s = -math.inf
+        self._changed = threading.Event()
+        store.listen(self._changed.set)
+
+    def authenticate(self, credentials: Credentials, held: CachedPrincipal | None = None) -> CachedPrincipal:
+        """Return the principal's pass; ``held`` is the connection's earlier pass for the same credentials.
+
+        Raises Refusal 401 or 403.
+        """
+        now_s = self._clock.monotonic_s()
+        if now_s - self._looked_s >= PRINCIPALS_LOOK_EVERY_S or self._changed.is_set():
+            self._look(now_s)
+        known = held
+        if known is None or known.version != self._version:
+            known = self._known.get(credentials)
+        if known is not None and (known.expires_s == math.inf or self._clock.now_s() < known.expires_s):
+            return known
+        principal = self._tokens.authenticate(credentials)
+        token = self._store.get(TOKENS, principal.who)
+        expires_s = math.inf if token is None or token.expires_s is None else token.expires_s
+        if len(self._known) >= PRINCIPALS_KEPT_MAX:
+            self._known.clear()
+        known = self._known[credentials] = CachedPrincipal(principal, expires_s, self._version)
+        return known
+
+    def _look(self, now_s: float) -> None:
+        self._changed.clear()
+        self._looked_s = now_s
+        try:
+            if not self._stands_by:
+                # Without the lease nobody waits here for a database that may not answer.
+                self._store.ensure_leading()
+            version, newest = self._store.marks()
+        except StoreUnavailable:
+            if not self._tokens.remembers():
+                self._known.clear()
+            return
+        self._tokens.answered()
+        if self._looked is not None:
+            self._looked(newest, now_s)
+        if version != self._version:
+            self._version = version
+            self._known.clear()
+            self._tokens.forget()
+
+
+# Rate limits per token and per client address. Excess requests are refused with a retry time, and counted.
+
+RATE_KEYS_MAX = 65_536  # tokens or addresses remembered, about 10 MB; beyond it those unused longest start anew
+ROUNDING_S = 1e-6  # tolerance for rounding in sums of many intervals, in seconds since boot
+SAID_EVERY_S = 10.0  # at most one log line about excess requests in this time, to avoid a flood of them
+V6_HOST_BYTES = 8  # an IPv6 host has a whole /64: its addresses count as one
+
+_log = logging.getLogger(__name__)
+
+
+class Rates:
+    """The generic cell rate algorithm: for each key the time at which all of its requests are paid for."""
+
+    def __init__(self, keys_max: int = RATE_KEYS_MAX) -> None:
+        self._paid_s: dict[str, float] = {}  # the longest unused first
+        self._keys_max = keys_max
+        self._lock = threading.Lock()
+
+    def take(self, key: str, per_s: float, burst: int, now_s: float) -> float:
+        """Count one request and return 0.0, or, without counting it, return the seconds until there is room for it."""
+        with self._lock:
+            paid_s = max(self._paid_s.pop(key, now_s), now_s)
+            wait_s = paid_s - now_s - (burst - 1) / per_s
+            admitted = wait_s <= ROUNDING_S
+            self._paid_s[key] = paid_s + 1.0 / per_s if admitted else paid_s
+            if len(self._paid_s) > self._keys_max:
+                del self._paid_s[next(iter(self._paid_s))]
+        return 0.0 if admitted else wait_s
+
+    def is_spent(self, key: str, per_s: float, burst: int, now_s: float) -> bool:
+        """Return whether there is no room for one more request; nothing is counted."""
+        with self._lock:
+            paid_s = self._paid_s.get(key, now_s)
+        return paid_s - now_s - (burst - 1) / per_s > ROUNDING_S
+
+
+class Limits:
+    """Refuses excess requests; ``counted("token" | "address")`` is called for each. Thread-safe."""
+
+    def __init__(self, settings: LimitSettings, clock: Clock, counted: Callable[[str], None]) -> None:
+        self.settings = settings
+        self._clock = clock
+        self._counted = counted
+        self._tokens = Rates()
+        self._addresses = Rates()
+        self._writers = Rates()
+        self._bad = Rates()
+        self._said_s = -math.inf
+
+    def use(self, settings: LimitSettings) -> None:
+        """Use these settings from now on."""
+        self.settings = settings
+
+    def check_token(self, principal: Principal) -> None:
+        """Raise Refusal 429 if the token exceeds its rate.
+
+        Join tokens are exempt: a fleet shares one, and its hosts are limited by address.
+        """
+        settings = self.settings
+        if principal.scope == "agent":
+            per_s, burst, key = settings.agent_requests_per_s, settings.agent_burst, "limits.agent_requests_per_s"
+        elif principal.who == LOCAL or principal.scope == "join":
+            return
+        else:
+            per_s, burst, key = settings.token_requests_per_s, settings.token_burst, "limits.token_requests_per_s"
+        wait_s = self._tokens.take(principal.who, per_s, burst, self._clock.monotonic_s())
+        if wait_s > 0.0:
+            raise self._refusal("token", principal.who, per_s, key, wait_s)
+
+    def check_frames(self, principal: Principal) -> None:
+        """Raise Refusal 429 if the sender of frames exceeds its rate.
+
+        Senders that may send any node's frames are exempt, as they send for many nodes.
+        """
+        if principal.scope == "agent":
+            self.check_token(principal)
+
+    def check_address(self, address: str) -> None:
+        """Raise Refusal 429 if this address exceeds its rate."""
+        settings = self.settings
+        per_s = settings.address_requests_per_s
+        wait_s = self._addresses.take(host_of(address), per_s, settings.address_burst, self._clock.monotonic_s())
+        if wait_s > 0.0:
+            raise self._refusal("address", address, per_s, "limits.address_requests_per_s", wait_s)
+
+    def check_remote_write(self, principal: Principal) -> None:
+        """Raise Refusal 503 if the token exceeds its rate: Prometheus drops what is answered with 429."""
+        settings = self.settings
+        per_s, burst = settings.remote_write_requests_per_s, settings.remote_write_burst
+        if principal.who == LOCAL:
+            return
+        wait_s = self._writers.take(principal.who, per_s, burst, self._clock.monotonic_s())
+        if wait_s > 0.0:
+            raise self._refusal("token", principal.who, per_s, "limits.remote_write_requests_per_s", wait_s, 503)
+
+    def count_bad(self, address: str) -> bool:
+        """Count a malformed or unauthenticated request; return whether they come too often."""
+        settings, now_s = self.settings, self._clock.monotonic_s()
+        return self._bad.take(host_of(address), settings.bad_requests_per_s, settings.bad_burst, now_s) > 0.0
+
+    def is_bad(self, address: str) -> bool:
+        """Return whether too many such requests came from the address recently."""
+        settings, now_s = self.settings, self._clock.monotonic_s()
+        return self._bad.is_spent(host_of(address), settings.bad_requests_per_s, settings.bad_burst, now_s)
+
+    def _refusal(self, kind: str, who: str, per_s: float, key: str, wait_s: float, status: int = 429) -> Refusal:
+        self._counted(kind)
+        now_s = self._clock.monotonic_s()
+        if now_s - self._said_s >= SAID_EVERY_S:
+            self._said_s = now_s
+            said = {"by": kind, "who": who, "limit_per_s": per_s}
+            _log.warning("requests come too often and are refused", extra=said)
+        detail = f"{kind} {who} asks more than {per_s:g} times a second; wait, ask less often, or raise {key}"
+        return Refusal(status, "rate", detail, {"Retry-After": str(math.ceil(wait_s))})
+
+
+def host_of(address: str) -> str:
+    """Return the host of an address: the address itself, the /64 of an IPv6 one, or an IPv4-mapped IPv4 address."""
+    if ":" not in address:
+        return address
+    try:
+        parsed = ipaddress.IPv6Address(address.partition("%")[0])
+    except ValueError:
+        return address
+    return str(parsed.ipv4_mapped) if parsed.ipv4_mapped else parsed.packed[:V6_HOST_BYTES].hex()

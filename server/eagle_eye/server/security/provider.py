@@ -33,8 +33,7 @@ from joserfc.jwk import KeySet
 from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import Refusal
-from eagle_eye.server.security.proxy import Person, checked_person, read_secret
-from eagle_eye.server.security.sessions import Begun, Cookie, Session
+from eagle_eye.server.security.people import Begun, Cookie, Person, Session, checked_person, read_secret
 from eagle_eye.server.security.settings import ProviderSettings, is_private
 
 BEGUN_S = 600.0  # how long somebody may take at the provider

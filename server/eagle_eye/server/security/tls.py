@@ -7,19 +7,88 @@ the token: an agent needs both, for the same node.
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import logging
 import math
+import re
 import ssl
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from eagle_eye.schema.configuration import ConfigurationError
+from eagle_eye.schema.metrics import PROMETHEUS_PREFIX
 from eagle_eye.server.model.clock import Clock, rfc3339
 from eagle_eye.server.security.auth import CERTIFICATE_NAMES, PEER
-from eagle_eye.server.security.certificate_dates import Validity, first_to_end
 from eagle_eye.server.security.settings import TlsSettings
+
+# The validity period of certificates in a PEM file (RFC 5280, section 4.1.2.5).
+
+_CERTIFICATE = re.compile("-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
+_VERSION, _UTC_TIME, _GENERALIZED_TIME = 0xA0, 0x17, 0x18  # DER tags
+_CENTURY_PIVOT = 50  # of two-digit years: 50 is 1950, 49 is 2049
+
+
+class Validity(NamedTuple):
+    """A certificate's validity period in Unix seconds."""
+
+    begins_s: float
+    ends_s: float
+
+
+def first_to_end(pem: str) -> Validity | None:
+    """Return the validity of the first certificate to expire in a PEM chain; None where no dates can be read."""
+    return min(
+        (found for text in _CERTIFICATE.findall(pem) if (found := _validity_of(text)) is not None),
+        key=lambda validity: validity.ends_s,
+        default=None,
+    )
+
+
+def _validity_of(pem: str) -> Validity | None:
+    try:
+        der = ssl.PEM_cert_to_DER_cert(pem)
+        _, certificate, _ = _der_element(der, 0)
+        _, signed, _ = _der_element(certificate, 0)
+        tag, _, at = _der_element(signed, 0)
+        # The validity comes after the version (absent in version 1), serial number, algorithm and issuer.
+        for _ in range(3 if tag == _VERSION else 2):
+            at = _der_element(signed, at)[2]
+        _, dates, _ = _der_element(signed, at)
+        tag, begins, at = _der_element(dates, 0)
+        begins_s = _der_time(tag, begins)
+        tag, ends, _ = _der_element(dates, at)
+        return Validity(begins_s, _der_time(tag, ends))
+    except (IndexError, ValueError):
+        return None
+
+
+def _der_element(der: bytes, at: int) -> tuple[int, bytes, int]:
+    """Return the tag and content of the element at ``at``, and the next one's position. Raises IndexError."""
+    tag, length, begin = der[at], der[at + 1], at + 2
+    if length >= 0x80:
+        wide = length - 0x80
+        length, begin = int.from_bytes(der[begin : begin + wide], "big"), begin + wide
+    if begin + length > len(der):
+        raise IndexError(at)
+    return tag, der[begin : begin + length], begin + length
+
+
+def _der_time(tag: int, content: bytes) -> float:
+    """Return a date as Unix seconds. Raises ValueError."""
+    text = content.decode("ascii")
+    if tag == _UTC_TIME:
+        text = ("19" if int(text[:2]) >= _CENTURY_PIVOT else "20") + text
+    elif tag != _GENERALIZED_TIME:
+        raise ValueError(tag)
+    return dt.datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=dt.timezone.utc).timestamp()
+
+
+# The files.
 
 POLL_S = 10.0  # how often a running server checks whether the files changed
 DAY_S = 86_400.0
@@ -169,3 +238,25 @@ def _identity(path: Path) -> tuple[int, ...] | None:
     except OSError:
         return None
     return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+class CertificateCollector(Collector):
+    """Whether the newest files are in use, and when the certificate in use expires, read when scraped."""
+
+    def __init__(self, certificates: Certificates) -> None:
+        self._certificates = certificates
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the families; the expiry only if it can be read from the file."""
+        yield GaugeMetricFamily(
+            PROMETHEUS_PREFIX + "tls_reload_success",
+            "1 when the newest certificate files are in use.",
+            value=self._certificates.current,
+        )
+        validity = self._certificates.validity
+        if validity is not None:
+            yield GaugeMetricFamily(
+                PROMETHEUS_PREFIX + "tls_certificate_expires_timestamp_seconds",
+                "When the certificate in use ends, or the one of its chain that ends before it.",
+                value=validity.ends_s,
+            )

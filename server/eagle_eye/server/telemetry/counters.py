@@ -1,6 +1,12 @@
-"""The server's counters, in Prometheus' text format."""
+"""What the server counts about itself, in Prometheus' text format."""
 
 from __future__ import annotations
+
+import shutil
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
 
 from prometheus_client import (
     CollectorRegistry,
@@ -10,9 +16,41 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from eagle_eye.schema.metrics import PROMETHEUS_PREFIX
-from eagle_eye.server.telemetry.latencies import Latencies
+
+
+class Latencies(Collector):
+    """Seconds, counted by upper ``bounds_s``; written by one thread, read by any."""
+
+    def __init__(self, name: str, text: str, bounds_s: Sequence[float]) -> None:
+        self._name = name
+        self._text = text
+        self._bounds_s = list(bounds_s)
+        self._counts = [0] * (len(bounds_s) + 1)
+        self._sum_s = 0.0
+
+    def observe(self, value_s: float) -> None:
+        """Record one observation."""
+        self.observe_all((value_s,))
+
+    def observe_all(self, values_s: Iterable[float]) -> None:
+        """Record all of them."""
+        for value_s in values_s:
+            self._counts[bisect_left(self._bounds_s, value_s)] += 1
+            self._sum_s += value_s
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the histogram."""
+        buckets: list[tuple[str, float]] = []
+        total = 0
+        for bound, count in zip((*map(str, self._bounds_s), "+Inf"), self._counts.copy(), strict=True):
+            total += count
+            buckets.append((bound, total))
+        yield HistogramMetricFamily(self._name, self._text, buckets=buckets, sum_value=self._sum_s)
+
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -188,3 +226,27 @@ class Telemetry:
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
+
+
+class ServerHostCollector(Collector):
+    """Read when scraped; yields nothing for a file system that does not answer."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._version = version("eagle-eye")
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the families."""
+        build = GaugeMetricFamily(PROMETHEUS_PREFIX + "build_info", "1, with the version.", labels=["version"])
+        build.add_metric([self._version], 1)
+        yield build
+        try:
+            room = shutil.disk_usage(self._folder)
+        except OSError:
+            return
+        yield GaugeMetricFamily(
+            PROMETHEUS_PREFIX + "data_dir_free_bytes", "Room on the file system of data_dir.", value=room.free
+        )
+        yield GaugeMetricFamily(
+            PROMETHEUS_PREFIX + "data_dir_size_bytes", "Size of the file system of data_dir.", value=room.total
+        )

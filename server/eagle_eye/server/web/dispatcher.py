@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import re
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
 from typing import Generic, Protocol, TypeVar
 
 from fastapi import FastAPI
@@ -13,32 +19,85 @@ from eagle_eye.server.api import credentials
 from eagle_eye.server.api.description import OPEN
 from eagle_eye.server.api.visibility import looked_through
 from eagle_eye.server.config import ServerConfig
-from eagle_eye.server.ingest.frames_endpoint import PATH, Ingest
+from eagle_eye.server.ingest.frames import PATH, Ingest
 from eagle_eye.server.ingest.remote_write.endpoint import PATH as WRITE_PATH
 from eagle_eye.server.ingest.remote_write.endpoint import RemoteWrite
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import Refusal, StoreUnavailable
 from eagle_eye.server.monitor.cells import Cells
-from eagle_eye.server.security.auth import Credentials, Tokens
-from eagle_eye.server.security.limits import Limits
+from eagle_eye.server.security.auth import Credentials, Limits, Principals, Tokens
 from eagle_eye.server.security.people import People
-from eagle_eye.server.security.principals import Principals
 from eagle_eye.server.security.tls import Certificates
 from eagle_eye.server.store.leadership import Leadership
 from eagle_eye.server.store.store import ChangeSignal, Store
 from eagle_eye.server.telemetry.counters import Telemetry
-from eagle_eye.server.transport import methods
-from eagle_eye.server.transport.connection_metrics import ConnectionCollector
-from eagle_eye.server.transport.connections import Connections
-from eagle_eye.server.transport.http_protocol import CONNECTION, CountedConnection, is_bad
-from eagle_eye.server.transport.other_servers import FORWARDED
-from eagle_eye.server.transport.path_names import routed
-from eagle_eye.server.transport.raw_http import ASGIMessage, Receive, Send, Taker, answer, headers_of
-from eagle_eye.server.web.forwarding import Forwarding, LeaderUnreached
+from eagle_eye.server.transport import raw_http
+from eagle_eye.server.transport.connections import (
+    CONNECTION,
+    ConnectionCollector,
+    Connections,
+    CountedConnection,
+    is_bad,
+)
+from eagle_eye.server.transport.raw_http import FORWARDED, ASGIMessage, Receive, Send, Taker, answer, headers_of, routed
+from eagle_eye.server.web.forwarding import Asked, Forwarding, JointAnswers, LeaderUnreached
 from eagle_eye.server.web.frame_protocol import Heads
 from eagle_eye.server.web.frame_protocol import Taker as FrameTaker
-from eagle_eye.server.web.joint_answers import Asked, JointAnswers
-from eagle_eye.server.web.page_files import content_security_policy, read_page
+
+# The live page's files as served, and its content security policy.
+
+PAGE_FOLDER = Path(__file__).parent / "page"
+_PAGE_TYPES: Mapping[str, bytes] = MappingProxyType(
+    {
+        ".html": b"text/html; charset=utf-8",
+        ".js": b"text/javascript; charset=utf-8",
+        ".mjs": b"text/javascript; charset=utf-8",
+        ".css": b"text/css; charset=utf-8",
+        ".svg": b"image/svg+xml",
+    }
+)
+_IMPORT_MAP = re.compile(rb'<script type="importmap">(.*?)</script>', re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class PageFile:
+    """One file; ``etag`` changes with its content."""
+
+    content: bytes
+    content_type: bytes
+    etag: bytes
+
+
+def read_page(folder: Path = PAGE_FOLDER) -> dict[str, PageFile]:
+    """Return the files to serve, by path; "/" is index.html. Files of types that browsers do not need are left out."""
+    found: dict[str, PageFile] = {}
+    for file in sorted(folder.rglob("*")):
+        content_type = _PAGE_TYPES.get(file.suffix)
+        if content_type is None or not file.is_file():
+            continue
+        content = file.read_bytes()
+        name = file.relative_to(folder).as_posix()
+        etag = b'"%s"' % hashlib.sha256(content).hexdigest()[:32].encode()
+        found["/" if name == "index.html" else f"/{name}"] = PageFile(content, content_type, etag)
+    return found
+
+
+def content_security_policy(index: bytes) -> bytes:
+    """Return the policy for a page that loads and runs only this server's files.
+
+    Browsers support import maps only inline, so the one in ``index`` is allowed by its hash. Trusted types are required
+    and no policy may create any, so that a script that assigns text as markup causes an error, not an element.
+    """
+    maps = [base64.b64encode(hashlib.sha256(found).digest()).decode() for found in _IMPORT_MAP.findall(index)]
+    scripts = " ".join(["'self'", *(f"'sha256-{digest}'" for digest in maps)])
+    return (
+        f"default-src 'none'; script-src {scripts}; style-src 'self'; img-src 'self'; connect-src 'self';"
+        " base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script';"
+        " trusted-types 'none'"
+    ).encode()
+
+
+# The dispatcher.
 
 _SECURITY = (
     (b"x-content-type-options", b"nosniff"),
@@ -157,9 +216,9 @@ class Dispatcher(Generic[ServicesT]):
             await self._page(scope, send)
             return
         if scope["method"] == "OPTIONS" and (found := self._methods(scope)):
-            await answer(self._secured(send), 204, "", b"", methods.allow(found))
+            await answer(self._secured(send), 204, "", b"", raw_http.allow_header(found))
         elif path in self._files:
-            await self._refuse(methods.refusal(scope["method"], ["GET"]), send)
+            await self._refuse(raw_http.method_refusal(scope["method"], ["GET"]), send)
         else:
             await self._call_cells(scope, receive, send)
 
@@ -231,7 +290,7 @@ class Dispatcher(Generic[ServicesT]):
         """Return the methods that the request's path allows, except HEAD and OPTIONS; empty for an unknown path."""
         if scope["path"] in self._takers:
             return ["POST"]
-        return ["GET"] if scope["path"] in self._files else methods.of_route(self.api, routed(scope))
+        return ["GET"] if scope["path"] in self._files else raw_http.methods_of_route(self.api, routed(scope))
 
     async def _call_api(self, scope: ASGIMessage, receive: Receive, send: Send) -> None:
         if self._is_strayed(scope):
@@ -239,8 +298,8 @@ class Dispatcher(Generic[ServicesT]):
             await self._page({**scope, "path": MISSING}, send, 404)
             return
         scope = routed(scope)
-        if scope["method"] == "HEAD" and "GET" in methods.of_route(self.api, scope):
-            scope, send = {**scope, "method": "GET"}, methods.headless(send)
+        if scope["method"] == "HEAD" and "GET" in raw_http.methods_of_route(self.api, scope):
+            scope, send = {**scope, "method": "GET"}, raw_http.headless(send)
         answered = False
 
         async def noted(message: ASGIMessage) -> None:

@@ -17,15 +17,13 @@ import msgspec
 
 from eagle_eye.schema.problem import CONTENT_TYPE as PROBLEM_TYPE
 from eagle_eye.schema.rows import CONTENT_TYPE
-from eagle_eye.server.ingest.frame_rules import RETRY_UNAVAILABLE_S
-from eagle_eye.server.ingest.frames_endpoint import PATH
-from eagle_eye.server.ingest.rows_ingest import RowsIngest
+from eagle_eye.server.ingest.decoding import RETRY_UNAVAILABLE_S
+from eagle_eye.server.ingest.frames import PATH, RowsIngest
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import Refusal, StoreUnavailable
-from eagle_eye.server.security.auth import Credentials, Principal
-from eagle_eye.server.security.principals import CachedPrincipal
+from eagle_eye.server.security.auth import CachedPrincipal, Credentials, Principal
 from eagle_eye.server.telemetry.counters import Telemetry
-from eagle_eye.server.transport.http_protocol import GuardedProtocol, is_bad
+from eagle_eye.server.transport.connections import GuardedProtocol, is_bad
 
 WHOLE_BYTES_MAX = 1 << 16  # of a request taken here; larger ones take the normal path
 HEAD_BYTES_MAX = 4_096

@@ -7,22 +7,71 @@ or twice rather than once per request. A request is answered when its group is d
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 
 import msgspec
 
 from eagle_eye.schema.frame import WIRE_VERSION, Frame, encode_frame
 from eagle_eye.server.history.history import Appended, History
+from eagle_eye.server.ingest.decoding import belated
 from eagle_eye.server.ingest.fleet import Fleet, Heard
-from eagle_eye.server.ingest.frame_rules import belated
-from eagle_eye.server.ingest.remote_write.last_codes import CodeMemory
-from eagle_eye.server.ingest.remote_write.rows import INTERVAL_UNKNOWN_S, NodeRows, NodeSample
+from eagle_eye.server.ingest.remote_write.intake import INTERVAL_UNKNOWN_S, NodeRows, NodeSample
 from eagle_eye.server.model.batch import Batch, StreamRef
 from eagle_eye.server.model.clock import Clock
-from eagle_eye.server.model.errors import HistoryUnavailable
-from eagle_eye.server.model.records import Watched
+from eagle_eye.server.model.errors import HistoryUnavailable, StoreUnavailable
+from eagle_eye.server.model.records import LastCodes, Watched
+from eagle_eye.server.store.store import LAST_CODES, Change, Store
 from eagle_eye.server.telemetry.counters import Telemetry
+
+_log = logging.getLogger(__name__)
+
+# Each device's last error code is kept across restarts, to report changes in between but no old codes. Codes become
+# durable after their event: after a crash an event may be repeated but is never lost.
+
+
+class CodeMemory:
+    """The devices of all nodes, as stored or about to be; ``failed`` is called when they cannot be written.
+
+    Raises StoreUnavailable when the store cannot be read. For the event loop.
+    """
+
+    def __init__(self, store: Store, failed: Callable[[], None]) -> None:
+        self._store = store
+        self._failed = failed
+        self._nodes = {record.node: record.devices for record in store.all(LAST_CODES)}
+        self._unwritten: set[str] = set()
+
+    def of(self, node: str) -> Mapping[int, Watched]:
+        """Return the node's devices as last known."""
+        return self._nodes.get(node, {})
+
+    def take(self, node: str, devices: Mapping[int, Watched]) -> None:
+        """Have these devices of the node written by the next ``keep``."""
+        if devices:
+            self._nodes[node] = {**self.of(node), **devices}
+            self._unwritten.add(node)
+
+    def forget(self, nodes: Collection[str]) -> None:
+        """Forget the nodes' devices; the store has deleted them already."""
+        for node in nodes:
+            self._nodes.pop(node, None)
+        self._unwritten.difference_update(nodes)
+
+    async def keep(self) -> None:
+        """Return once what was taken is durable; if the store fails, the next call retries."""
+        names, self._unwritten = self._unwritten, set()
+        if not names:
+            return
+        records = tuple(LastCodes(node=name, devices=dict(self._nodes[name])) for name in sorted(names))
+        try:
+            await asyncio.to_thread(self._store.commit, Change(last_codes=records))
+        except StoreUnavailable:
+            self._unwritten |= names
+            self._failed()
+            _log.warning("devices' last error codes could not be written down; the next samples try again")
+
 
 # The agent version in such frames. Until a node's interval is known its rows are stored but not used for detection: the
 # loop sizes its window by the first interval that it gets.

@@ -1,7 +1,8 @@
-"""Group commit for frames: requests are taken one by one, made durable in groups, and answered with their group.
+"""POST /api/v1/frames: makes agents' frames durable; each request is accepted or refused as a whole.
 
-Requests gather until the journal has finished the previous group, and for at least a moment: ten thousand agents a
-second cost a few dozen transactions, and no future, task or lock per request.
+Group commit: requests gather until the journal has finished the previous group, and for at least a moment, and are
+answered with their group: ten thousand agents a second cost a few dozen transactions, and no future, task or lock per
+request.
 
 Clock correction: a node's offset is estimated from its requests (see NodeClock); beyond two seconds it is added to the
 times that the detection loop gets. The history keeps frames as received, with the offset beside them. Implausible times
@@ -9,7 +10,7 @@ times that the detection loop gets. The history keeps frames as received, with t
 
 Late frames (history.LATE_S) are those that an agent buffered while the server was away and sends after newer ones. They
 are stored like all others, but update neither the fleet nor the detection loop's view of a node. The loop gets only the
-events that stay true, ``frame_rules.LASTING``. So are those that another server has acknowledged before (``Resends``),
+events that stay true, ``decoding.LASTING``. So are those that another server has acknowledged before (``Resends``),
 which the detection loop reads from the journal once they are whole, and the accounts have counted.
 """
 
@@ -25,28 +26,37 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from eagle_eye.schema.frame import Frame
+from eagle_eye.schema.frame import CONTENT_TYPE, KEPT_HEADER, Frame
 from eagle_eye.schema.problem import CELL_LEADER_HEADER, LEADER_HEADER
+from eagle_eye.schema.problem import CONTENT_TYPE as PROBLEM_TYPE
+from eagle_eye.schema.rows import CONTENT_TYPE as ROWS_CONTENT_TYPE
 from eagle_eye.server.history.history import LATE_S, Appended, History
-from eagle_eye.server.ingest.fleet import BOOT_ID, Fleet
-from eagle_eye.server.ingest.frame_rules import (
+from eagle_eye.server.ingest.decoding import (
+    KEPT_DIGITS_MAX,
     LATE_AT_ONCE_MAX,
     RESENT_AT_ONCE_MAX,
     RETRY_BUSY_S,
     RETRY_UNAVAILABLE_S,
+    TEMPLATE_ID,
+    Asker,
     Authenticator,
+    Request,
+    RowsReader,
+    UnknownThings,
+    Usual,
     belated,
+    read_single_rows,
+    read_whole,
 )
-from eagle_eye.server.ingest.resends import EVERY_S_MIN, Resends
-from eagle_eye.server.ingest.rows_request import Request, RowsReader
+from eagle_eye.server.ingest.fleet import BOOT_ID, RESEND_EVERY_S_MIN, Fleet, Resends
 from eagle_eye.server.ingest.settings import IngestSettings
-from eagle_eye.server.ingest.single_row_requests import ID, Asker, Usual, read
-from eagle_eye.server.ingest.unknown_fields import UnknownThings
 from eagle_eye.server.model.batch import Batch, Row, batches_of
 from eagle_eye.server.model.clock import Clock
-from eagle_eye.server.model.errors import NO_HEADERS, HistoryBusy, HistoryUnavailable, Refusal
-from eagle_eye.server.security.auth import Principal
+from eagle_eye.server.model.errors import NO_HEADERS, HistoryBusy, HistoryUnavailable, Refusal, StoreUnavailable
+from eagle_eye.server.security.auth import Credentials, Principal
 from eagle_eye.server.telemetry.counters import Telemetry
+from eagle_eye.server.transport import raw_http
+from eagle_eye.server.transport.raw_http import ASGIMessage, Receive, Send, answer, headers_of, read_body, refuse
 
 GATHER_S = 0.005  # how long the first request of a group waits for others
 GROUP_EVERY_S = 0.08  # minimum time between large groups: no acknowledgement waits longer for its group to begin...
@@ -214,7 +224,7 @@ class RowsIngest:
         On the event loop. ``asker`` is answered once, when the row is durable or has failed. Raises Refusal at once for
         what cannot be taken.
         """
-        known = self._reader.alone(body[ID], len(body))
+        known = self._reader.alone(body[TEMPLATE_ID], len(body))
         if known is None:
             return False
         self._auth.authorise_frames(principal, known.node)
@@ -287,7 +297,7 @@ class RowsIngest:
         self._begun_s = now_s
         usual, self._usual = self._usual, []
         if usual:
-            found, odd = read(usual, self._fleet, self._clock.now_s() - self._begun_s)
+            found, odd = read_single_rows(usual, self._fleet, self._clock.now_s() - self._begun_s)
             for requests, batch in found:
                 self._write(batch, requests, partial(self._rows_written, batch))
             for one in odd:
@@ -451,7 +461,7 @@ class RowsIngest:
             return self._journal
         spread = b'%b,"spread_seconds":%.2f' % (self._journal, min(crowd_s, SPREAD_RATIO * interval_s))
         every_s = self._resends.every_s()
-        return spread if every_s < EVERY_S_MIN else b'%b,"resend_seconds":%.2f' % (spread, every_s)
+        return spread if every_s < RESEND_EVERY_S_MIN else b'%b,"resend_seconds":%.2f' % (spread, every_s)
 
     def _count(self, accepted: int, total: int, size: int, started_s: Sequence[float]) -> None:
         now_s = self._clock.monotonic_s()
@@ -504,3 +514,102 @@ def _on(loop: asyncio.AbstractEventLoop, written: Callable[[Future[Appended]], N
         loop.call_soon_threadsafe(written, done)
     except RuntimeError:
         return  # the event loop has ended, and with it every waiting client
+
+
+# A plain ASGI endpoint in front of the API: it reads bodies with a limit and avoids the cost of routing. Frames come
+# whole (version 1 of the wire format) or as rows (version 2); ``RowsIngest`` handles both once decoded. Fields of newer
+# agents that this server does not know are ignored, counted, and named in the log and in the answer. The history keeps
+# them: a newer server can read them.
+
+PATH = "/api/v1/frames"
+DECODE_INLINE_BYTES_MAX = 1 << 16  # larger bodies are decoded in a thread, so that the event loop stays responsive
+
+
+class Ingest:
+    """The endpoint. ``admit(principal)`` raises Refusal 429 where requests come too often."""
+
+    def __init__(
+        self,
+        settings: IngestSettings,
+        auth: Authenticator,
+        telemetry: Telemetry,
+        clock: Clock,
+        admit: Callable[[Principal], None],
+        rows: RowsIngest,
+        reader: RowsReader,
+    ) -> None:
+        self.rows = rows
+        self._settings = settings
+        self._auth = auth
+        self._telemetry = telemetry
+        self._clock = clock
+        self._admit = admit
+        self._reader = reader
+
+    async def __call__(self, scope: ASGIMessage, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        try:
+            status, document, extra = await self._answer(scope, receive)
+        except Refusal as refusal:
+            self._telemetry.rejected.labels(refusal.reason).inc()
+            await refuse(send, refusal)
+        except StoreUnavailable as error:  # the token cannot be looked up
+            self._telemetry.rejected.labels("storage").inc()
+            await refuse(send, Refusal(503, "storage", str(error), {"Retry-After": str(RETRY_UNAVAILABLE_S)}))
+        except Exception:  # noqa: BLE001 - no outer layer answers and counts errors of this endpoint
+            _log.exception("frames could not be taken for a reason that was not foreseen")
+            self._telemetry.rejected.labels("internal").inc()
+            await refuse(send, Refusal(500, "internal", "the server failed; its log says why"))
+        else:
+            await answer(send, status, "application/json" if status == 200 else PROBLEM_TYPE, document, extra)
+
+    async def _answer(self, scope: ASGIMessage, receive: Receive) -> tuple[int, bytes, Mapping[str, str]]:
+        """Return status, body and headers once the request's frames are durable or have failed. Raises Refusal."""
+        started_s = self._clock.monotonic_s()
+        headers = headers_of(scope)
+        if scope["method"] != "POST":
+            raise raw_http.method_refusal(scope["method"], ["POST"])
+        principal = self._auth.authenticate(Credentials.of(scope["method"], headers, scope.get("state", {})))
+        self._admit(principal)
+        content_type, encoding = _content(headers)
+        limit, timeout_s = self._settings.body_bytes_max, self._settings.body_timeout_s
+        body = await read_body(receive, headers, limit, timeout_s, "ingest.body_bytes_max")
+        received_s = self._clock.now_s()
+        request, size = await self._read(content_type, encoding, body)
+        answered: asyncio.Future[tuple[int, bytes, Mapping[str, str]]] = asyncio.get_running_loop().create_future()
+
+        def reply(status: int, document: bytes, extra: Mapping[str, str]) -> None:
+            if not answered.done():  # else the waiting request was cancelled
+                answered.set_result((status, document, extra))
+
+        self.rows.take_request(principal, request, size, received_s, started_s, reply, _kept(headers))
+        return await answered
+
+    async def _read(self, content_type: str, encoding: str, body: bytes) -> tuple[Request, int]:
+        """Return the decoded request and the size of its decompressed body in bytes."""
+        if content_type == ROWS_CONTENT_TYPE:
+            if encoding == "deflate":
+                body = self._reader.inflated(body)
+            return self._reader.read(body), len(body)
+        if len(body) <= DECODE_INLINE_BYTES_MAX:
+            return read_whole(body), len(body)
+        return await asyncio.to_thread(read_whole, body), len(body)
+
+
+def _kept(headers: Mapping[str, str]) -> int | None:
+    """Return how many frames follow those of the request, all acknowledged by another server; None: they are new."""
+    said = headers.get(KEPT_HEADER.lower(), "")
+    return int(said) if said.isascii() and said.isdecimal() and len(said) <= KEPT_DIGITS_MAX else None
+
+
+def _content(headers: Mapping[str, str]) -> tuple[str, str]:
+    """Return a request's content type and encoding. Raises Refusal for those that are not read."""
+    content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type not in (CONTENT_TYPE, ROWS_CONTENT_TYPE):
+        detail = f"content type {content_type[:80]!r} is not supported; send {ROWS_CONTENT_TYPE} or {CONTENT_TYPE}"
+        raise Refusal(415, "content_type", detail)
+    encoding = headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity" and not (encoding == "deflate" and content_type == ROWS_CONTENT_TYPE):
+        detail = f"content encoding {encoding[:80]!r} is not supported; send none, or deflate with {ROWS_CONTENT_TYPE}"
+        raise Refusal(415, "content_encoding", detail)
+    return content_type, encoding

@@ -1,4 +1,4 @@
-"""Keeps the memory of what comes and goes many times a second, frees rings of garbage and gives free memory back.
+"""The server's process: what runs in it beside the requests starts again when it fails, and its heap stays small.
 
 Touches: this process's C allocator and garbage collector.
 """
@@ -8,6 +8,27 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
+import logging
+from collections.abc import Awaitable, Callable
+
+RESTART_S = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+async def keep_running(name: str, work: Callable[[], Awaitable[None]], failed: Callable[[str], None]) -> None:
+    """Run ``work`` again whenever it ends, until cancelled; ``failed(name)`` is called when it raised."""
+    while True:
+        try:
+            await work()
+        except Exception:  # noqa: BLE001 - a bug must not end detection or delivery for ever
+            _log.exception("a part of the server failed and starts again", extra={"part": name})
+            failed(name)
+        await asyncio.sleep(RESTART_S)
+
+
+# The heap: memory of what comes and goes many times a second is kept, rings of garbage are freed, and free memory goes
+# back.
 
 # glibc maps a block this large anew each time, at most 32 MiB (malloc.h, DEFAULT_MMAP_THRESHOLD_MAX): every page of it
 # is then cleared and faulted in. A second of a large fleet's rows is some 15 MB.
@@ -32,7 +53,7 @@ _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
 
 
-def keep_blocks() -> bool:
+def keep_heap_blocks() -> bool:
     """Have blocks up to ``LARGE_BYTES`` come from few heaps that keep their pages; return whether this C library can.
 
     Before threads are started: those that run already keep a heap each.
@@ -56,7 +77,7 @@ async def collect_young(every_s: float = YOUNG_GARBAGE_S) -> None:
         await asyncio.sleep(every_s)
 
 
-async def trim(every_s: float = TRIM_S) -> None:
+async def trim_heap(every_s: float = TRIM_S) -> None:
     """Give free memory back to the kernel every so often until cancelled, where this C library can (malloc_trim(3))."""
     give_back = getattr(ctypes.CDLL(None), "malloc_trim", None)
     while True:
