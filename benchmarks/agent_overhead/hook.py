@@ -42,7 +42,7 @@ READER = """
 import sys, time
 from pathlib import Path
 from eagle_eye.agent.collectors.training import TrainingCollector
-from eagle_eye.agent.loop.collector import Drops
+from eagle_eye.agent.collector import Drops
 collector = TrainingCollector(Path(sys.argv[1]), Drops())
 collector.open()
 print("ready", flush=True)

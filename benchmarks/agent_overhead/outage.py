@@ -25,8 +25,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from eagle_eye.agent.loop.clock import SystemClock
-from eagle_eye.agent.loop.collector import Drops
+from eagle_eye.agent.clock import SystemClock
+from eagle_eye.agent.collector import Drops
 from eagle_eye.agent.transport.servers import Servers
 from eagle_eye.agent.transport.spool import BYTES_MAX, Spool
 from eagle_eye.agent.transport.uplink import Destination, Uplink

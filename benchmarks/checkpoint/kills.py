@@ -293,11 +293,11 @@ class Yard:
 
 def serve(folder: str, node: str) -> None:
     """Be a store."""
-    from eagle_eye.checkpoint import store_command
+    from eagle_eye.checkpoint.command import configure_store, run_store
 
     parser = argparse.ArgumentParser()
-    store_command.configure(parser)
-    store_command.run(parser.parse_args(["--folder", folder, "--node", node, "--listen", "127.0.0.1:0"]))
+    configure_store(parser)
+    run_store(parser.parse_args(["--folder", folder, "--node", node, "--listen", "127.0.0.1:0"]))
 
 
 def storm(kills: int, seed: int, tell: Callable[[str], None]) -> list[Kill]:

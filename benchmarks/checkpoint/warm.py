@@ -99,7 +99,7 @@ def main() -> None:
     import torch.distributed.fsdp
 
     import eagle_eye.checkpoint.checkpointer
-    import eagle_eye.checkpoint.store_command  # noqa: F401
+    import eagle_eye.checkpoint.command  # noqa: F401
 
     torch.set_num_threads(1)
     answers = os.fdopen(os.dup(1), "w", buffering=1)

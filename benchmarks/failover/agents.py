@@ -16,8 +16,8 @@ from typing import Any
 from benchmarks.failover.plan import JOBS, NODES_EACH
 from benchmarks.soak.faults import SEGMENTATION_FAULT
 from benchmarks.soak.fleet import Membership, exits
-from eagle_eye.agent.loop.clock import SystemClock
-from eagle_eye.agent.loop.collector import Drops
+from eagle_eye.agent.clock import SystemClock
+from eagle_eye.agent.collector import Drops
 from eagle_eye.agent.transport.servers import Servers
 from eagle_eye.agent.transport.spool import Spool
 from eagle_eye.agent.transport.uplink import Destination, Uplink

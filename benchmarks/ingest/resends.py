@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 import psutil
 
 from benchmarks.agent_overhead.outage import GPUS, PORTS
-from eagle_eye.agent.transport.connection import FrameConnection, RequestWriter
 from eagle_eye.agent.transport.servers import SYSTEMS, connect, path_on
+from eagle_eye.agent.transport.uplink import FrameConnection, RequestWriter
 from eagle_eye.schema.frame import KEPT_HEADER, Rank
 from eagle_eye.schema.metrics import Scope, names
 from eagle_eye.schema.rows import VERSION, RowTemplate, RowWriter, Tail, table

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from eagle_eye.agent.loop.clock import Waitable
+from eagle_eye.agent.clock import Waitable
 from eagle_eye.agent.training_hook.message import HookMessage, Totals, decode
 
 REPOSITORY = Path(__file__).parents[2]

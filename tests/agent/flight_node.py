@@ -7,8 +7,8 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+from eagle_eye.agent.collector import Drops, Observed
 from eagle_eye.agent.collectors.flight_recorder import FlightRecorderCollector
-from eagle_eye.agent.loop.collector import Drops, Observed
 from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
 from tests.agent.fakes import FakeClock
 from tests.agent.nccl_fakes import FakeProc, flight_dump, flight_entry

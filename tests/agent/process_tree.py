@@ -8,8 +8,8 @@ import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from eagle_eye.agent.collector import Drops, Observed
 from eagle_eye.agent.collectors.processes import LOOK_S, SETTLE_WITH_GPUS_S, ProcessesCollector
-from eagle_eye.agent.loop.collector import Drops, Observed
 from eagle_eye.agent.processes.exit_watcher import Ended
 from eagle_eye.agent.processes.process_registry import TrainingProcesses
 from eagle_eye.schema.frame import WIRE_VERSION, Frame, decode_frame, encode_frame

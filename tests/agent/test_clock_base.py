@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.agent.loop.clock import ClockBase, SystemClock
-from eagle_eye.agent.transport.connection import OLD_SERVER_S, RequestWriter
+from eagle_eye.agent.clock import ClockBase, SystemClock
+from eagle_eye.agent.transport.uplink import OLD_SERVER_S, RequestWriter
 from eagle_eye.schema import rows
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import Frame, decode_frame, decode_request, encode_frame

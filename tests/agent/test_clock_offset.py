@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from eagle_eye.agent.collector import CollectFailed, Unsupported
 from eagle_eye.agent.collectors import clock_offset
 from eagle_eye.agent.collectors.clock_offset import (
     ASK_EVERY_S,
@@ -27,7 +28,6 @@ from eagle_eye.agent.collectors.clock_offset import (
     kernel_clock,
 )
 from eagle_eye.agent.external_tool import ToolResult, run
-from eagle_eye.agent.loop.collector import CollectFailed, Unsupported
 from tests.agent.fakes import FakeClock, until
 
 TRACKING = "7F000001,127.0.0.1,2,1795290388.145,{offset},0.0,0.0,0.169,0.025,0.868,0.00008,0.00002,1.0,{leap}\n"

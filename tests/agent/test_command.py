@@ -162,7 +162,7 @@ def test_a_spool_in_use_is_one_line_and_exit_code_2(tmp_path: Path, server: Serv
 
 
 def test_the_agent_imports_nothing_heavy() -> None:
-    program = "import sys, eagle_eye.agent.command, eagle_eye.agent.loop.loop; print(*sys.modules)"
+    program = "import sys, eagle_eye.agent.command, eagle_eye.agent.loop; print(*sys.modules)"
     out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert not {"torch", "numpy", "pandas", "fastapi", "pyarrow", "httpx", "pydantic"} & set(out.split())
 

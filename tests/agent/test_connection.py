@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.agent.transport.connection import ANSWER_BYTES_MAX, LINE_BYTES_MAX, LINES_MAX, BadAnswer, FrameConnection
+from eagle_eye.agent.transport.uplink import ANSWER_BYTES_MAX, LINE_BYTES_MAX, LINES_MAX, BadAnswer, FrameConnection
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
 BODY = b'{"accepted":1,"duplicates":0,"watermark":7}'

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from eagle_eye.agent.collector import CollectFailed, Drops, Observed
 from eagle_eye.agent.collectors import dcgm_exporter
 from eagle_eye.agent.collectors.dcgm_exporter import ASK_EVERY_S, SOURCES, DcgmExporterCollector, address
-from eagle_eye.agent.exposition.parser import LINE_CHARS_MAX, ParsedSample, samples
-from eagle_eye.agent.loop.collector import CollectFailed, Drops, Observed
+from eagle_eye.agent.exposition import LINE_CHARS_MAX, ParsedSample, samples
 from eagle_eye.schema.metrics import BY_NAME, Scope
 from tests.agent.fakes import REPOSITORY, FakeClock
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from eagle_eye.agent.collector import Drops, Observed
 from eagle_eye.agent.collectors.training import TrainingCollector
-from eagle_eye.agent.loop.collector import Drops, Observed
 from tests.agent.fakes import until
 
 pytest.importorskip("torch", reason="torch is not installed: pip install eagle-eye[ml]")

@@ -16,18 +16,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from eagle_eye.agent import doctor
+from eagle_eye.agent.collector import CollectFailed, CollectorRunner, CollectorStanding, Drops, Observed, Unsupported
 from eagle_eye.agent.config import AgentConfiguration
-from eagle_eye.agent.health import doctor
-from eagle_eye.agent.health.doctor import HostFinding
-from eagle_eye.agent.health.host_verdict import HostVerdict, look
-from eagle_eye.agent.loop.collector import CollectFailed, CollectorStanding, Drops, Observed, Unsupported
-from eagle_eye.agent.loop.runner import CollectorRunner
+from eagle_eye.agent.doctor import HostFinding
+from eagle_eye.agent.host_verdict import HostVerdict, look
 from tests.agent.test_loop import Scripted, failing, node_row
 from tests.agent.test_uplink import Server
 
 DOCTOR = """
 import argparse, sys
-from eagle_eye.agent.health.doctor import configure, run
+from eagle_eye.agent.doctor import configure, run
 parser = argparse.ArgumentParser()
 configure(parser)
 sys.exit(run(parser.parse_args()))

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.agent.loop.collector import Unsupported
-from eagle_eye.agent.network.ports import EthtoolStatistics, KernelEthtool, Statistic, link_statistics
+from eagle_eye.agent.collector import Unsupported
+from eagle_eye.agent.network import EthtoolStatistics, KernelEthtool, Statistic, link_statistics
 
 GSTRINGS, GSTATS, GSSET_INFO = 0x1B, 0x1D, 0x37
 

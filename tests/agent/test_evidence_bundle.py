@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.agent.evidence import bundle as limits
-from eagle_eye.agent.evidence.bundle import Bundle, BundleManifest, BundleStuck, safe_name
+from eagle_eye.agent.evidence import source as limits
+from eagle_eye.agent.evidence.source import Bundle, BundleManifest, BundleStuck, safe_name
 
 
 def manifest() -> BundleManifest:

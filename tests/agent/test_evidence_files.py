@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from eagle_eye.agent.evidence.source import environment, open_file_of, read, read_open
-from eagle_eye.agent.files.foreign import NotTheirs
+from eagle_eye.agent.foreign_files import NotTheirs
 from eagle_eye.agent.processes.process_files import ENVIRON_BYTES_MAX
 
 PID = 7

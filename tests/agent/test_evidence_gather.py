@@ -15,23 +15,22 @@ from pathlib import Path
 
 import pytest
 
+from eagle_eye.agent.collector import Drops
 from eagle_eye.agent.evidence import gather as gathering
-from eagle_eye.agent.evidence.bundle import BundleManifest
-from eagle_eye.agent.evidence.flight_dumps import FlightDumps
 from eagle_eye.agent.evidence.gather import (
     BUG_REPORT,
     EVIDENCE,
     BugReport,
     CannotGather,
     EvidenceGatherer,
+    FlightDumps,
     KernelLog,
     ProcessStates,
     Stacks,
     gather_now,
 )
-from eagle_eye.agent.evidence.source import EvidenceSource, Scene, Task
+from eagle_eye.agent.evidence.source import BundleManifest, EvidenceSource, Scene, Task
 from eagle_eye.agent.external_tool import find
-from eagle_eye.agent.loop.collector import Drops
 from eagle_eye.agent.processes.process_registry import TrainingProcess
 from tests.agent.fakes import script, until
 from tests.agent.test_evidence_bundle import unpacked

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from eagle_eye.agent.clock import SystemClock
+from eagle_eye.agent.collector import CollectFailed, Drops
 from eagle_eye.agent.evidence import requests as taking
-from eagle_eye.agent.evidence.bundle import FORMAT
 from eagle_eye.agent.evidence.gather import EVIDENCE, HANGING_MAX, EvidenceGatherer
 from eagle_eye.agent.evidence.requests import (
     BUNDLE_TYPE,
@@ -25,9 +26,7 @@ from eagle_eye.agent.evidence.requests import (
     Upload,
     UploadTarget,
 )
-from eagle_eye.agent.evidence.source import Scene, Task
-from eagle_eye.agent.loop.clock import SystemClock
-from eagle_eye.agent.loop.collector import CollectFailed, Drops
+from eagle_eye.agent.evidence.source import FORMAT, Scene, Task
 from eagle_eye.agent.transport.servers import Servers
 from tests.agent.fakes import FakeClock, until
 from tests.agent.test_evidence_bundle import unpacked

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from eagle_eye.agent.exposition.server import OWN, RENDER_EVERY_S, STALE_S_MIN, Exposition, FrameDelivery
-from eagle_eye.agent.loop.collector import OTHER_REASONS, REASONS_MAX, CollectorStanding, Drops, Observed, TickFrame
+from eagle_eye.agent.collector import OTHER_REASONS, REASONS_MAX, CollectorStanding, Drops, Observed, TickFrame
+from eagle_eye.agent.exposition import OWN, RENDER_EVERY_S, STALE_S_MIN, Exposition, FrameDelivery
 from eagle_eye.schema.frame import Rank
 from eagle_eye.schema.metrics import METRICS, PROMETHEUS_PREFIX, MetricKind, Scope
 from tests.agent.fakes import REPOSITORY, FakeClock

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from eagle_eye.agent.collector import CollectFailed, Observed, Unsupported
 from eagle_eye.agent.collectors.network_ports import ELSEWHERE_S, FILE_NAME, REMEMBER_S, FabricCollector, Total, rate
-from eagle_eye.agent.loop.collector import CollectFailed, Observed, Unsupported
-from eagle_eye.agent.network.ports import Attributes
+from eagle_eye.agent.network import Attributes
 from eagle_eye.schema.metrics import BY_NAME, Scope
 from tests.agent.fakes import FakeClock
 

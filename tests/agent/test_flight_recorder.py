@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from eagle_eye.agent.collectors import flight_recorder
-from eagle_eye.agent.collectors.flight_recorder import DEPARTED_KEPT_S, FlightRecorderCollector
-from eagle_eye.agent.nccl.flight_dump import dump_paths, read
-from eagle_eye.agent.nccl.process_environment import Environments
+from eagle_eye.agent.collectors.flight_recorder import DEPARTED_KEPT_S, FlightRecorderCollector, dump_paths, parse_dump
+from eagle_eye.agent.processes.process_files import Environments
 from tests.agent.fakes import REPOSITORY, FakeClock
 from tests.agent.flight_node import Node
 from tests.agent.nccl_fakes import flight_dump, process
@@ -270,7 +269,7 @@ def test_what_torch_itself_dumps_is_read(node: Node) -> None:
         job.wait()
     for rank in (0, 1):
         for name in ("trace", "json"):
-            found = read((node.proc.folder / f"{name}_{rank}").read_bytes(), rank)
+            found = parse_dump((node.proc.folder / f"{name}_{rank}").read_bytes(), rank)
             assert found.enqueued == 5
             assert found.completed is not None
             assert 1 <= found.completed <= 5  # gloo's threads note ends in any order, and the last one stays

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.agent.nccl import flight_dump as limits
-from eagle_eye.agent.nccl.flight_dump import UNFINISHED_MAX, FlightDump, read
+from eagle_eye.agent.collectors import flight_recorder as limits
+from eagle_eye.agent.collectors.flight_recorder import UNFINISHED_MAX, FlightDump, parse_dump
 from eagle_eye.detectors.progress.flight_recorder import StuckRanks, analyse
 from eagle_eye.detectors.types import Blind
 from eagle_eye.schema.flight_recorder import BadDump
@@ -25,7 +25,7 @@ from tests.agent.spoiled import spoiled
 
 
 def reported(dump: Any, rank: int = 0, form: str = "pickle") -> FlightDump:
-    return read(json.dumps(dump).encode() if form == "json" else pickle.dumps(dump, protocol=2), rank)
+    return parse_dump(json.dumps(dump).encode() if form == "json" else pickle.dumps(dump, protocol=2), rank)
 
 
 @pytest.mark.parametrize("form", ["pickle", "json"])
@@ -139,12 +139,12 @@ def test_what_is_kept_is_bounded_and_begins_with_the_oldest() -> None:
 
 def test_a_dump_that_would_take_gigabytes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BadDump, match="lists and dictionaries"):
-        read(b"\x80\x02" + b"]" * 1_000_000 + b".", 0)
+        parse_dump(b"\x80\x02" + b"]" * 1_000_000 + b".", 0)
     with pytest.raises(BadDump, match="lists and dictionaries"):
-        read(b"[" + b"[]," * 1_000_000 + b"[]]", 0)
+        parse_dump(b"[" + b"[]," * 1_000_000 + b"[]]", 0)
     monkeypatch.setattr(limits, "DUMP_BYTES_MAX", 100)
     with pytest.raises(BadDump, match="at most 100 are read"):
-        read(b"[" + b" " * 100 + b"]", 0)
+        parse_dump(b"[" + b" " * 100 + b"]", 0)
 
 
 def test_an_entry_that_a_pickle_repeats_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +191,7 @@ def test_a_dump_that_is_nested_too_deep_is_refused() -> None:
         b"\x80\x02}X\x07\x00\x00\x00entries" + b"]" * deep + b"a" * (deep - 1) + b"s.",
     ):
         with pytest.raises(BadDump, match=r"nested too deep|entries\[0\] is list"):
-            read(raw, 0)
+            parse_dump(raw, 0)
 
 
 class Evil:
@@ -201,7 +201,7 @@ class Evil:
 
 def test_a_dump_that_calls_something_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(BadDump, match="plain data only"):
-        read(pickle.dumps({"entries": [Evil()]}), 0)
+        parse_dump(pickle.dumps({"entries": [Evil()]}), 0)
     assert capsys.readouterr().out == ""
 
 
@@ -226,7 +226,7 @@ def test_a_field_that_is_not_what_it_should_be_is_named(change: dict[str, Any]) 
 def test_any_bytes_are_read_or_refused(raw: bytes) -> None:
     for hostile in (raw, b"\x80\x02" + raw, b"{" + raw):
         with contextlib.suppress(BadDump):
-            read(hostile, 0)
+            parse_dump(hostile, 0)
 
 
 def test_whatever_stands_in_a_field_a_dump_is_read_or_refused() -> None:

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from eagle_eye.agent.collectors.flight_recorder import FlightRecorderCollector
-from eagle_eye.agent.nccl.flight_dump import POLL_S, request_dumps
-from eagle_eye.agent.nccl.process_environment import Environments
+from eagle_eye.agent.collectors.flight_recorder import POLL_S, FlightRecorderCollector, request_dumps
+from eagle_eye.agent.processes.process_files import Environments
 from tests.agent.fakes import FakeClock
 from tests.agent.flight_node import Node
 from tests.agent.nccl_fakes import process, published

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle_eye.agent.files.foreign import (
+from eagle_eye.agent.foreign_files import (
     LINKS_MAX,
     SHOWN_CHARS_MAX,
     NotTheirs,

@@ -6,9 +6,8 @@ import logging
 
 import pytest
 
-from eagle_eye.agent.health.greeting import Greeting, greeting
-from eagle_eye.agent.loop.collector import CollectorStanding, Observed, TickFrame
-from eagle_eye.agent.loop.runner import SIMULATED
+from eagle_eye.agent.collector import SIMULATED, CollectorStanding, Observed, TickFrame
+from eagle_eye.agent.command import Greeting, greeting
 
 URL = "http://server:8470"
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle_eye.agent.files.foreign import LINE_BYTES_MAX, GrowingFile
+from eagle_eye.agent.foreign_files import LINE_BYTES_MAX, GrowingFile
 
 MUCH = 1 << 20
 

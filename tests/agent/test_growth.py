@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from eagle_eye.agent.assembly import Assembly
+from eagle_eye.agent.clock import Wake
+from eagle_eye.agent.collector import Drops
 from eagle_eye.agent.config import AgentConfiguration
-from eagle_eye.agent.loop.clock import Wake
-from eagle_eye.agent.loop.collector import Drops
-from eagle_eye.agent.loop.loop import Loop
+from eagle_eye.agent.loop import Loop
 from eagle_eye.agent.processes.process_registry import TrainingProcesses
 from tests.agent.fakes import FakeClock
 

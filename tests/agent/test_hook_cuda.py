@@ -10,7 +10,7 @@ import pytest
 from eagle_eye.agent import hook
 from eagle_eye.agent.hook import Training, attach
 from eagle_eye.agent.training_hook.message import Totals
-from eagle_eye.agent.training_hook.tally import VALUES_PENDING_MAX
+from eagle_eye.agent.training_hook.sender import VALUES_PENDING_MAX
 from eagle_eye.agent.training_hook.torch_module import MARKS_PER_STEP_MAX, STEPS_PENDING_MAX, DeviceTimer, Share
 from tests.agent.fake_cuda import FakeCuda, FakeDataParallel, FakeTorch, FakeValue
 from tests.agent.fakes import Listener

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from eagle_eye.agent.training_hook.timer import StepTimer
+from eagle_eye.agent.training_hook.torch_module import StepTimer
 
 
 def backward(timer: StepTimer, now_s: float) -> None:

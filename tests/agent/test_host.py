@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from eagle_eye.agent.collector import CollectFailed, Unsupported
 from eagle_eye.agent.collectors.host import (
     BYTES_PER_S_MAX,
     HostCollector,
@@ -16,8 +17,7 @@ from eagle_eye.agent.collectors.host import (
     pressure_us,
     tcp_retransmits,
 )
-from eagle_eye.agent.files.foreign import content
-from eagle_eye.agent.loop.collector import CollectFailed, Unsupported
+from eagle_eye.agent.foreign_files import content
 from eagle_eye.schema.metrics import BY_NAME, Scope
 from tests.agent.fakes import FakeClock
 

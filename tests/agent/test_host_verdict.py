@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.agent.health.host_verdict import EXIT_CODES, REASONS_MAX, SOURCES, HostVerdict, judge, lines
-from eagle_eye.agent.loop.collector import CollectorStanding, Observed, TickFrame
+from eagle_eye.agent.collector import CollectorStanding, Observed, TickFrame
+from eagle_eye.agent.host_verdict import EXIT_CODES, REASONS_MAX, SOURCES, HostVerdict, judge, lines
 from eagle_eye.schema import driver_facts
 from eagle_eye.schema.events import Event
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eagle_eye.agent.nvml.inventory import AGAIN_S, LINKS_S, InstalledGpu, Inventory
+from eagle_eye.agent.collectors.nvml import AGAIN_S, LINKS_S, InstalledGpu, Inventory
 
 ONE, TWO = InstalledGpu(0, "GPU-1", "H100"), InstalledGpu(1, "GPU-2", "H100")
 

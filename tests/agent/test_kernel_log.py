@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from eagle_eye.agent.collector import CollectFailed, Drops, Unsupported
 from eagle_eye.agent.collectors.kernel_log import (
     NEWS_MAX,
     PLACES_S,
@@ -19,7 +20,6 @@ from eagle_eye.agent.collectors.kernel_log import (
     KernelLogCollector,
     open_log,
 )
-from eagle_eye.agent.loop.collector import CollectFailed, Drops, Unsupported
 from eagle_eye.schema.events import BY_KIND, Event
 from eagle_eye.schema.frame import WIRE_VERSION, Frame, decode_frame, encode_frame
 from tests.agent.fakes import FakeClock

@@ -10,16 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.agent.kernel.deduplication import (
+from eagle_eye.agent.kernel_messages import (
     BRING_UP_S,
     CHANGES_MAX,
     FOLD_S,
     KEYS_MAX,
+    KernelMessage,
     LinkChanges,
     NewMessage,
     Repeats,
+    bus_address,
+    message,
+    panic,
+    record,
+    whole_machine_check,
 )
-from eagle_eye.agent.kernel.messages import KernelMessage, bus_address, message, panic, record, whole_machine_check
 from eagle_eye.detectors.signs.gpu_errors import BURST_S
 from eagle_eye.detectors.signs.memory_kills import RANK_NEAR_S
 from eagle_eye.schema.driver_facts import CORRECTED, UNCORRECTED, recovery_of, sxid_severity

@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from eagle_eye.agent.loop.clock import Wake
-from eagle_eye.agent.loop.collector import CollectFailed, Drops, Observed, TickFrame, Unsupported
-from eagle_eye.agent.loop.loop import Loop, ServiceManager
-from eagle_eye.agent.loop.runner import CollectorRunner
+from eagle_eye.agent.clock import Wake
+from eagle_eye.agent.collector import CollectFailed, CollectorRunner, Drops, Observed, TickFrame, Unsupported
+from eagle_eye.agent.loop import Loop, ServiceManager
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import EVENTS_MAX, FRAME_BYTES_MAX, RANKS_MAX, Frame, Rank, values_of
 from eagle_eye.schema.rows import read_written

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from eagle_eye.agent.collector import Observed
 from eagle_eye.agent.collectors.memory_checkpoint import LOOK_EVERY_S, QUIET_S, MemoryCheckpointCollector
-from eagle_eye.agent.loop.collector import Observed
 from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
 from eagle_eye.schema.checkpoint_files import (
     PERSIST_HANGS_S,

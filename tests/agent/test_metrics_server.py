@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle_eye.agent.exposition import server as metrics_server
-from eagle_eye.agent.exposition.server import CONNECTIONS_MAX, REQUEST_BYTES_MAX, MetricsServer, address
-from eagle_eye.agent.loop.collector import Drops
+from eagle_eye.agent import exposition as metrics_server
+from eagle_eye.agent.collector import Drops
+from eagle_eye.agent.exposition import CONNECTIONS_MAX, REQUEST_BYTES_MAX, MetricsServer, address
 from tests.agent.fakes import until
 
 PAGE = b"# TYPE a gauge\na 1\n"

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from eagle_eye.agent.collector import CollectFailed, Observed, Unsupported
 from eagle_eye.agent.collectors.mounts import (
     ANSWER_S,
     ASK_EVERY_S,
@@ -21,7 +22,6 @@ from eagle_eye.agent.collectors.mounts import (
     NetworkMount,
     network_mounts,
 )
-from eagle_eye.agent.loop.collector import CollectFailed, Observed, Unsupported
 from tests.agent.fakes import FakeClock, until
 
 LINE = "36 25 0:{n} / {path} rw,relatime shared:1 - {kind} {source} rw,vers=4.2,addr=10.0.0.1\n"

@@ -9,8 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.agent.nccl.process_environment import PROCESSES_MAX, Environments, root_of
-from eagle_eye.agent.processes.process_files import ENVIRON_BYTES_MAX, ProcessFiles
+from eagle_eye.agent.processes.process_files import (
+    ENVIRON_BYTES_MAX,
+    ENVIRONMENTS_MAX,
+    Environments,
+    ProcessFiles,
+    root_of,
+)
 from tests.agent.nccl_fakes import FakeProc, process
 
 OWN = os.geteuid()
@@ -91,12 +96,12 @@ def test_a_process_that_has_ended_is_no_problem(proc: FakeProc) -> None:
 
 
 def test_the_number_of_processes_that_are_looked_at_is_bounded(proc: FakeProc) -> None:
-    ranks = range(PROCESSES_MAX + 1)
+    ranks = range(ENVIRONMENTS_MAX + 1)
     for rank in ranks:
         proc.runs(1000 + rank)
     environments = Environments(proc.path)
-    assert len(environments.of([process(rank) for rank in ranks])) == PROCESSES_MAX
-    assert f"more than {PROCESSES_MAX}" in environments.problem()
+    assert len(environments.of([process(rank) for rank in ranks])) == ENVIRONMENTS_MAX
+    assert f"more than {ENVIRONMENTS_MAX}" in environments.problem()
 
 
 @given(st.binary())

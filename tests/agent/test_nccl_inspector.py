@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from eagle_eye.agent.collector import Drops
 from eagle_eye.agent.collectors import nccl_inspector
 from eagle_eye.agent.collectors.nccl_inspector import (
     BYTES_PER_COLLECT_MAX,
@@ -13,7 +14,6 @@ from eagle_eye.agent.collectors.nccl_inspector import (
     METRICS_EVERY_S,
     NcclInspectorCollector,
 )
-from eagle_eye.agent.loop.collector import Drops
 from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
 from eagle_eye.schema.metrics import BY_NAME
 from tests.agent.fakes import FakeClock

@@ -8,20 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.agent.nccl.inspector_lines import (
+from eagle_eye.agent.collectors.nccl_inspector import (
     COMMUNICATORS_MAX,
     IDLE_INTERVALS_MAX,
     KINDS_MAX,
     CollectiveTotals,
     bus_bandwidth,
-    parse,
+    parse_inspector,
 )
 from tests.agent.nccl_fakes import inspector_line
 
 
 def tally(*lines: bytes) -> CollectiveTotals:
     found = CollectiveTotals()
-    found.add(parse(b"".join(lines))[0])
+    found.add(parse_inspector(b"".join(lines))[0])
     return found
 
 
@@ -78,7 +78,7 @@ def test_traces_other_records_and_blank_lines_are_passed_over() -> None:
     traced = inspector_line(
         8, coll_algo="RING", event_trace_ts={"coll_start_ts": 1, "kernel_events": [{"channel_id": 0}]}
     )
-    lines, malformed = parse(f"{exchange}\n\n{stats}\n".encode() + traced)
+    lines, malformed = parse_inspector(f"{exchange}\n\n{stats}\n".encode() + traced)
     assert malformed == 0
     found = CollectiveTotals()
     assert found.add(lines) == 1
@@ -86,7 +86,7 @@ def test_traces_other_records_and_blank_lines_are_passed_over() -> None:
 
 
 def test_one_bad_line_costs_itself_only() -> None:
-    lines, malformed = parse(inspector_line(1) + b'{"header": {"id"\n\xff\xfe\n[1]\n' + inspector_line(2))
+    lines, malformed = parse_inspector(inspector_line(1) + b'{"header": {"id"\n\xff\xfe\n[1]\n' + inspector_line(2))
     assert (len(lines), malformed) == (2, 3)
 
 
@@ -102,25 +102,27 @@ def test_one_bad_line_costs_itself_only() -> None:
     ],
 )
 def test_numbers_out_of_range_are_not_taken(changes: dict[str, Any]) -> None:
-    lines, malformed = parse(inspector_line(3, **changes))
+    lines, malformed = parse_inspector(inspector_line(3, **changes))
     found = CollectiveTotals()
     assert (malformed, found.add(lines), found.beyond, found.row()) == (0, 0, 1, {})
 
 
 @pytest.mark.parametrize("changes", [{"coll_sn": "7"}, {"n_ranks": 1.5}, {"coll": None}])
 def test_values_of_another_type_make_a_line_malformed(changes: dict[str, Any]) -> None:
-    assert parse(inspector_line(3, **changes)) == ([], 1)
+    assert parse_inspector(inspector_line(3, **changes)) == ([], 1)
 
 
 def test_what_a_process_can_make_the_agent_remember_is_bounded() -> None:
     found = CollectiveTotals()
     for number in range(2 * COMMUNICATORS_MAX):
         found.add(
-            parse(inspector_line(1, f"K{number % (2 * KINDS_MAX)}", id=f"0x{number % (2 * COMMUNICATORS_MAX)}"))[0]
+            parse_inspector(
+                inspector_line(1, f"K{number % (2 * KINDS_MAX)}", id=f"0x{number % (2 * COMMUNICATORS_MAX)}")
+            )[0]
         )
     assert found.beyond == COMMUNICATORS_MAX
     for number in range(2 * KINDS_MAX):
-        found.add(parse(inspector_line(1, f"M{number}", id="0x0"))[0])
+        found.add(parse_inspector(inspector_line(1, f"M{number}", id="0x0"))[0])
     assert found.beyond == COMMUNICATORS_MAX + KINDS_MAX + 1
 
 
@@ -128,7 +130,7 @@ def test_a_communicator_that_is_gone_is_forgotten() -> None:
     found = tally(inspector_line(900, n_ranks=64, id="0xold"))
     for _ in range(IDLE_INTERVALS_MAX + 1):
         found.begin()
-        found.add(parse(inspector_line(5, n_ranks=8, id="0xnew"))[0])
+        found.add(parse_inspector(inspector_line(5, n_ranks=8, id="0xnew"))[0])
     assert found.row()["nccl_completed_sequence"] == 5.0
 
 
@@ -136,10 +138,10 @@ def test_time_in_collectives_is_told_only_where_most_of_them_were_seen() -> None
     found = tally(inspector_line(0))
     assert found.collective_s() is None  # how many ran before is not known
     found.begin()
-    found.add(parse(inspector_line(1) + inspector_line(2) + inspector_line(3))[0])
+    found.add(parse_inspector(inspector_line(1) + inspector_line(2) + inspector_line(3))[0])
     assert found.collective_s() == pytest.approx(3 * 0.0004)
     found.begin()
-    found.add(parse(inspector_line(50))[0])
+    found.add(parse_inspector(inspector_line(50))[0])
     assert found.collective_s() is None
 
 
@@ -158,7 +160,7 @@ def test_the_widest_communicators_bandwidth_is_read_from_a_metrics_file() -> Non
 
 @given(st.binary())
 def test_any_bytes_are_survived(raw: bytes) -> None:
-    lines, malformed = parse(raw)
+    lines, malformed = parse_inspector(raw)
     assert len(lines) + malformed <= raw.count(b"\n") + 1
     found = CollectiveTotals()
     found.add(lines)
@@ -176,9 +178,9 @@ def test_any_values_give_a_finite_row(cases: list[tuple[object, ...]]) -> None:
         for a, b, c, d in cases
     )
     found = CollectiveTotals()
-    found.add(parse(raw)[0])
+    found.add(parse_inspector(raw)[0])
     assert all(math.isfinite(value) and value >= 0 for value in found.row().values())
 
 
 def test_json_nested_without_end_is_malformed() -> None:
-    assert parse(b'{"x":' * 100_000 + b"\n") == ([], 1)
+    assert parse_inspector(b'{"x":' * 100_000 + b"\n") == ([], 1)

@@ -11,22 +11,23 @@ from typing import Any
 
 import pytest
 
+from eagle_eye.agent.collector import Drops
 from eagle_eye.agent.collectors import nccl_ras
-from eagle_eye.agent.collectors.nccl_ras import EVERY_S, NcclRasCollector, own_addresses
-from eagle_eye.agent.loop.collector import Drops
-from eagle_eye.agent.nccl import ras_client
-from eagle_eye.agent.nccl.process_environment import Environments
-from eagle_eye.agent.nccl.ras_client import (
+from eagle_eye.agent.collectors.nccl_ras import (
     DEFAULT_PORT,
+    EVERY_S,
     BadReply,
     Communicator,
+    NcclRasCollector,
     NoAnswer,
     RasMember,
     RasProblem,
     Reply,
     TooLong,
-    ask,
+    ask_ras,
+    own_addresses,
 )
+from eagle_eye.agent.processes.process_files import Environments
 from eagle_eye.agent.processes.process_registry import TrainingProcess
 from tests.agent.fakes import FakeClock
 from tests.agent.nccl_fakes import FakeProc, process, published
@@ -100,36 +101,36 @@ def serve() -> Iterator[Callable[..., Service]]:
 
 def test_the_service_is_asked_in_its_own_words(serve: Callable[..., Service]) -> None:
     service = serve()
-    assert ask(service.port, 5.0).nccl_version == "2.28.9"
+    assert ask_ras(service.port, 5.0).nccl_version == "2.28.9"
     assert service.heard == ["CLIENT PROTOCOL 2", "TIMEOUT 3", "SET FORMAT json", "VERBOSE STATUS"]
 
 
 def test_a_service_that_knows_no_json_is_read_as_text(serve: Callable[..., Service]) -> None:
     service = serve(SET_FORMAT=b"ERROR: Unknown command SET FORMAT json\n", VERBOSE_STATUS=TEXT)
-    assert ask(service.port, 5.0).nccl_version == "2.27.3"
+    assert ask_ras(service.port, 5.0).nccl_version == "2.27.3"
 
 
 def test_text_is_asked_for_where_it_is_wanted(serve: Callable[..., Service]) -> None:
     service = serve(VERBOSE_STATUS=TEXT)
-    ask(service.port, 5.0, text=True)
+    ask_ras(service.port, 5.0, text=True)
     assert "SET FORMAT json" not in service.heard
 
 
 def test_a_port_where_nobody_listens_is_refused() -> None:
     with pytest.raises(NoAnswer, match="nobody listens") as caught:
-        ask(free_port(), 5.0)
+        ask_ras(free_port(), 5.0)
     assert caught.value.refused
 
 
 def test_a_process_that_is_stopped_is_tried_again_and_then_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ras_client, "HANDSHAKE_S", 0.05)
+    monkeypatch.setattr(nccl_ras, "HANDSHAKE_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as stopped, pytest.raises(NoAnswer, match="no handshake within"):
-        ask(stopped.getsockname()[1], 5.0)
+        ask_ras(stopped.getsockname()[1], 5.0)
 
 
 def test_a_status_that_does_not_come_ends_at_the_deadline(serve: Callable[..., Service]) -> None:
     with pytest.raises(NoAnswer, match="no status within"):
-        ask(serve(VERBOSE_STATUS=...).port, 0.2)
+        ask_ras(serve(VERBOSE_STATUS=...).port, 0.2)
 
 
 @pytest.mark.parametrize(
@@ -143,20 +144,20 @@ def test_a_status_that_does_not_come_ends_at_the_deadline(serve: Callable[..., S
 )
 def test_what_is_no_ras_service_is_told_apart(serve: Callable[..., Service], changes: Any, why: str) -> None:
     with pytest.raises(NoAnswer, match=why):
-        ask(serve(**changes).port, 5.0)
+        ask_ras(serve(**changes).port, 5.0)
 
 
 def test_an_answer_without_a_status_is_bad(serve: Callable[..., Service]) -> None:
     with pytest.raises(BadReply):
-        ask(serve(VERBOSE_STATUS=b"").port, 5.0)
+        ask_ras(serve(VERBOSE_STATUS=b"").port, 5.0)
 
 
 def test_an_answer_that_is_too_long_is_not_read_to_its_end(
     serve: Callable[..., Service], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ras_client, "REPLY_BYTES_MAX", 100)
+    monkeypatch.setattr(nccl_ras, "REPLY_BYTES_MAX", 100)
     with pytest.raises(TooLong, match="more than 100 bytes"):
-        ask(serve().port, 5.0)
+        ask_ras(serve().port, 5.0)
 
 
 HERE, THERE = "10.0.0.1", "10.0.0.2"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.agent.nccl.watchdog import LINE_CHARS_MAX, WatchdogLine, parse_watchdog
+from eagle_eye.agent.training_logs.last_words import WATCHDOG_LINE_CHARS_MAX, WatchdogLine, parse_watchdog
 
 TIMED_OUT = (
     "[rank9]:[E810 03:04:11.06 ProcessGroupNCCL.cpp:683] [Rank 1] Watchdog caught collective operation timeout:"
@@ -103,7 +103,7 @@ def test_other_lines_are_none(line: str) -> None:
 
 
 def test_only_the_beginning_of_a_huge_line_is_looked_at() -> None:
-    assert parse_watchdog("x" * LINE_CHARS_MAX + TIMED_OUT) is None
+    assert parse_watchdog("x" * WATCHDOG_LINE_CHARS_MAX + TIMED_OUT) is None
     assert parse_watchdog(TIMED_OUT + "x" * 10_000_000) is not None
 
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
+from eagle_eye.agent import node_check
+from eagle_eye.agent.collector import CollectFailed, Drops
 from eagle_eye.agent.config import read
 from eagle_eye.agent.evidence.requests import EvidenceResponder
-from eagle_eye.agent.loop.collector import CollectFailed, Drops
-from eagle_eye.agent.node_check import requests
-from eagle_eye.agent.node_check.requests import (
+from eagle_eye.agent.node_check import (
     MEMORY_BYTES_MIN,
     OUTPUT_BYTES_MAX,
     WAITING_MAX,
@@ -224,7 +224,7 @@ def test_a_child_knows_none_of_our_secrets_and_is_the_first_to_go(monkeypatch: p
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth9")
     code = "import os, json; print(json.dumps([dict(os.environ), open('/proc/self/oom_score_adj').read()]))"
-    ran = requests.run(python(code), time.monotonic() + 20, lambda: "")
+    ran = node_check.run(python(code), time.monotonic() + 20, lambda: "")
     environment, score = json.loads(ran.output)
     assert ran.status == 0
     assert not {"EAGLE_EYE_TOKEN", "RANK"} & set(environment)
@@ -239,7 +239,7 @@ def test_a_child_knows_none_of_our_secrets_and_is_the_first_to_go(monkeypatch: p
     ],
 )
 def test_a_child_that_says_too_much_or_does_not_end_is_ended(code: str, why: str) -> None:
-    ran = requests.run(python(code), time.monotonic() + 0.6, lambda: "")
+    ran = node_check.run(python(code), time.monotonic() + 0.6, lambda: "")
     assert ran.status is None
     assert why in ran.why
 
@@ -255,7 +255,7 @@ def test_a_child_may_end_what_it_has_begun(tmp_path: Path) -> None:
         "time.sleep(60)\n"
     )
     ready = tmp_path / "ready"
-    ran = requests.run(python(code), time.monotonic() + 20, lambda: "somebody trains" if ready.exists() else "")
+    ran = node_check.run(python(code), time.monotonic() + 20, lambda: "somebody trains" if ready.exists() else "")
     assert ran.why == "somebody trains"
     assert (tmp_path / "ended").exists()
 
@@ -265,8 +265,8 @@ def test_a_child_goes_with_an_agent_that_was_killed(tmp_path: Path) -> None:
     inner = f"import os, time; open({str(note)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
     agent = (
         "import sys, time\n"
-        "from eagle_eye.agent.node_check import requests\n"
-        f"requests.run([sys.executable, '-c', {inner!r}], time.monotonic() + 60, lambda: '')\n"
+        "from eagle_eye.agent import node_check\n"
+        f"node_check.run([sys.executable, '-c', {inner!r}], time.monotonic() + 60, lambda: '')\n"
     )
     with subprocess.Popen([sys.executable, "-c", agent], cwd=REPOSITORY) as process:
         until(lambda: note.exists() and note.read_text() != "")
@@ -314,7 +314,7 @@ def test_a_command_that_would_disturb_somebody_is_no_configuration(words: list[s
 
 
 def test_the_agent_loads_nothing_heavy_for_it() -> None:
-    code = "import sys, eagle_eye.agent.node_check.requests; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    code = "import sys, eagle_eye.agent.node_check; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -14,9 +14,9 @@ from urllib.parse import unquote
 
 import pytest
 
+from eagle_eye.agent.collector import Drops
 from eagle_eye.agent.config import read
-from eagle_eye.agent.loop.collector import Drops
-from eagle_eye.agent.node_check.requests import Ran
+from eagle_eye.agent.node_check import Ran
 from eagle_eye.schema.configuration import ConfigurationError
 
 pytest.importorskip("h2", reason="h2 is not installed: pip install 'eagle-eye[nvrx]'")
@@ -24,7 +24,7 @@ pytest.importorskip("h2", reason="h2 is not installed: pip install 'eagle-eye[nv
 from h2.connection import H2Connection
 from h2.events import DataReceived, PingAckReceived, ResponseReceived, StreamEnded, TrailersReceived
 
-from eagle_eye.agent.health.nvrx_health import LISTEN_EVERY_S, METHOD, HostHealth, NvrxHealth, health_of
+from eagle_eye.agent.nvrx_health import LISTEN_EVERY_S, METHOD, HostHealth, NvrxHealth, health_of
 
 WITHIN_S = 10.0
 

@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle_eye.agent.processes import environment
-from eagle_eye.agent.processes.census import Candidate, Cgroup, choose, parse
 from eagle_eye.agent.processes.environment import (
     BadEnvironment,
     cohort,
@@ -16,6 +15,7 @@ from eagle_eye.agent.processes.environment import (
     variables,
 )
 from eagle_eye.agent.processes.process_files import is_launcher
+from eagle_eye.agent.processes.rank_tracker import Candidate, Cgroup, choose, parse_cgroup
 from eagle_eye.agent.training_hook.sender import Identity
 from tests.agent.fakes import REPOSITORY
 
@@ -168,12 +168,12 @@ CONTAINER = "9" * 64
     ],
 )
 def test_who_owns_a_control_group(text: str, expected: Cgroup) -> None:
-    assert parse(text) == expected
+    assert parse_cgroup(text) == expected
 
 
 @given(st.text(alphabet="/:_-.0123456789jobpdslurmuite\n", max_size=200))
 def test_any_control_group_is_an_owner_or_none(text: str) -> None:
-    found = parse(text)
+    found = parse_cgroup(text)
     assert found.slurm_job == "" or found.slurm_job.isdecimal()
 
 

@@ -4,8 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.agent.processes.environment import Gpus, gpus, job_of, listed_device, named_device
-from eagle_eye.agent.processes.node_names import conflicts, node_names, same_node
+from eagle_eye.agent.processes.environment import (
+    Gpus,
+    gpus,
+    job_of,
+    listed_device,
+    name_conflicts,
+    named_device,
+    node_names,
+    same_node,
+)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +39,7 @@ def test_all_names_of_a_node_are_listed_and_those_that_disagree_are_named() -> N
     environ = {"SLURMD_NODENAME": "gpu-3", "NODE_NAME": "n1.internal", "EAGLE_EYE_NODE": "n1", "OTHER": "x"}
     names = node_names("n1", "n1", "n1.example.org", environ, pod=True)
     assert [name.name for name in names] == ["n1", "n1", "n1.example.org", "gpu-3", "n1", "n1.internal"]
-    assert conflicts(names) == ["Slurm (SLURMD_NODENAME) calls this node 'gpu-3', the agent 'n1'"]
+    assert name_conflicts(names) == ["Slurm (SLURMD_NODENAME) calls this node 'gpu-3', the agent 'n1'"]
 
 
 def test_a_pod_s_variable_means_nothing_outside_a_pod() -> None:

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from eagle_eye.agent.collector import Observed
 from eagle_eye.agent.collectors.processes import (
     LOOK_S,
     MAPS_S_MAX,
     SETTLE_S,
     SETTLE_WITH_GPUS_S,
 )
-from eagle_eye.agent.loop.collector import Observed
 from eagle_eye.agent.processes.process_files import ProcessFiles
 from eagle_eye.agent.processes.process_registry import TrainingProcess
 from eagle_eye.agent.processes.rank_tracker import FAMILY_MAX, Ranks

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from eagle_eye.agent.collector import Drops, Unsupported
 from eagle_eye.agent.collectors.processes import LOOK_COST_RATIO, LOOK_S, LOOK_S_MAX, ProcessesCollector
-from eagle_eye.agent.loop.collector import Drops, Unsupported
-from eagle_eye.agent.processes.census import AGAIN
 from eagle_eye.agent.processes.process_registry import TrainingProcesses
+from eagle_eye.agent.processes.rank_tracker import AGAIN
 from tests.agent.fakes import FakeClock
 from tests.agent.process_tree import Node, ProcessTree, rank
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from eagle_eye.agent.collector import Drops
 from eagle_eye.agent.collectors.processes import SETTLE_S, ProcessesCollector
 from eagle_eye.agent.collectors.training_log import TrainingLogCollector
-from eagle_eye.agent.loop.collector import Drops
 from eagle_eye.agent.processes.exit_watcher import Ends, exits_are_reported
 from eagle_eye.agent.processes.process_registry import TrainingProcesses
 from eagle_eye.detectors.progress.process_exit import ProcessExit
@@ -255,7 +255,7 @@ def test_another_user_s_rank_on_a_gpu_is_named_as_not_seen(library: Path) -> Non
     program = """
         import os, sys
         from eagle_eye.agent.collectors.processes import ProcessesCollector
-        from eagle_eye.agent.loop.collector import Drops
+        from eagle_eye.agent.collector import Drops
         from eagle_eye.agent.processes.process_registry import TrainingProcesses
         os.setgid(65534); os.setuid(65534)
         drops, pid = Drops(), int(sys.argv[1])

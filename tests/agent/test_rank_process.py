@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.agent.processes.hook_reader import MESSAGES_PER_SECOND_MAX, RankProcess, means
+from eagle_eye.agent.collectors.training import MESSAGES_PER_SECOND_MAX, RankProcess, means
 from eagle_eye.agent.training_hook.message import HookEvent, HookMessage, Totals
 from tests.agent.fakes import message
 

@@ -4,7 +4,7 @@ import zlib
 
 import pytest
 
-from eagle_eye.agent.transport.connection import DEFLATE_BYTES_MIN, OLD_SERVER_S, RequestWriter, Written
+from eagle_eye.agent.transport.uplink import DEFLATE_BYTES_MIN, OLD_SERVER_S, RequestWriter, Written
 from eagle_eye.schema import rows
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import CONTENT_TYPE, Frame, Rank, block, decode_frame, decode_request, encode_frame

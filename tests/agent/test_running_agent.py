@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from eagle_eye.agent.health.doctor import HostConfiguration, find_configuration
+from eagle_eye.agent.doctor import HostConfiguration, find_configuration
 from eagle_eye.schema.configuration import ConfigurationError
 
 

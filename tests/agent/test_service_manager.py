@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from eagle_eye.agent.loop.collector import CollectorStanding, Observed, TickFrame
-from eagle_eye.agent.loop.loop import STATUS_CHARS_MAX, STATUS_EVERY_S, ServiceManager, status_of
+from eagle_eye.agent.collector import CollectorStanding, Observed, TickFrame
+from eagle_eye.agent.loop import STATUS_CHARS_MAX, STATUS_EVERY_S, ServiceManager, status_of
 from tests.agent.fakes import REPOSITORY, FakeClock
 from tests.agent.test_loop import Scripted, Station, node_row
 

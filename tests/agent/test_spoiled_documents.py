@@ -6,7 +6,7 @@ import json
 
 import msgspec
 
-from eagle_eye.agent.processes.hook_reader import RankProcess
+from eagle_eye.agent.collectors.training import RankProcess
 from eagle_eye.agent.training_hook.message import BadMessage, decode, encode
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import WIRE_VERSION, BadFrame, Frame, Rank, block, encode_frame, read_frame, unknown_keys

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from eagle_eye.agent.loop.collector import Drops
+from eagle_eye.agent.collector import Drops
 from eagle_eye.agent.transport import spool as spool_module
 from eagle_eye.agent.transport.spool import STREAM_FRAMES_MAX, Spool, SpoolTaken
 from eagle_eye.agent.transport.spool_files import SpooledFrame, opening, read, record
@@ -303,7 +303,7 @@ def test_an_answer_about_a_stream_that_left_the_memory_is_remembered(spool: Spoo
 
 WRITER = """
     import sys, pathlib
-    from eagle_eye.agent.loop.collector import Drops
+    from eagle_eye.agent.collector import Drops
     from eagle_eye.agent.transport.spool import Spool
     spool = Spool(pathlib.Path(sys.argv[1]), "n1", Drops())
     while True:

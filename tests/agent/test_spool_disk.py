@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from eagle_eye.agent.loop.collector import Drops
+from eagle_eye.agent.collector import Drops
 from eagle_eye.agent.transport import spool as spool_module
 from eagle_eye.agent.transport.spool import STREAM_FRAMES_MAX, WRITE_WAIT_S, Spool
 from eagle_eye.agent.transport.spool_disk import ASIDE

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle_eye.agent.loop.collector import Drops
+from eagle_eye.agent.collector import Drops
 from eagle_eye.agent.transport import spool as spool_module
 from eagle_eye.agent.transport import spool_files
 from eagle_eye.agent.transport.spool import STREAM_FRAMES_MAX, Spool
@@ -178,7 +178,7 @@ def test_the_next_start_has_what_the_one_before_kept(tmp_path: Path, drops: Drop
 def test_a_killed_agent_leaves_all_but_the_last_seconds(tmp_path: Path) -> None:
     script = f"""
 import os, pathlib, signal
-from eagle_eye.agent.loop.collector import Drops
+from eagle_eye.agent.collector import Drops
 from eagle_eye.agent.transport import spool as module
 module.ANSWER_WAIT_S = 0.0
 from tests.agent.fakes import FakeClock

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from eagle_eye.agent.collectors.temperature import READ_EVERY_S, TemperatureCollector
-from eagle_eye.agent.loop.collector import CollectFailed, Unsupported
+from eagle_eye.agent.collector import CollectFailed, Unsupported
+from eagle_eye.agent.collectors.host import TEMPERATURES_EVERY_S, TemperatureCollector
 from tests.agent.fakes import FakeClock
 
 
@@ -31,7 +31,7 @@ class Sensors:
         for index, text in enumerate(texts, 1):
             (folder / f"temp{index}_input").write_text(text)
 
-    def celsius(self, after_s: float = READ_EVERY_S) -> float | None:
+    def celsius(self, after_s: float = TEMPERATURES_EVERY_S) -> float | None:
         self.clock.advance(after_s)
         return self.collector.collect(self.clock.now_s()).node.get("node_temperature_celsius")
 

@@ -13,23 +13,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle_eye.agent.collectors.tensorboard import LOOK_S, TensorBoardCollector, event_files
-from eagle_eye.agent.loop.collector import Drops, Unsupported
-from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
-from eagle_eye.agent.training_logs.reading import LineWriter, LogReading
-from eagle_eye.agent.training_logs.tensorboard_events import (
+from eagle_eye.agent.collector import Drops, Unsupported
+from eagle_eye.agent.collectors.tensorboard import (
     ENTER_BYTES,
+    LOOK_S,
     SCALAR_BYTES_MAX,
     TAGS,
     TORN_READS_MAX,
     DamagedRecord,
     EventFile,
     Scalar,
+    TensorBoardCollector,
+    event_files,
     masked_crc,
     next_record,
     read_records,
     reading,
 )
+from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
+from eagle_eye.agent.training_logs.lines import LineWriter, LogReading
 from eagle_eye.schema.frame import block
 from eagle_eye.schema.metrics import Scope
 from tests.agent.fakes import FakeClock

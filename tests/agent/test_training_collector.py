@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from eagle_eye.agent.collector import CollectFailed, Drops, Observed
 from eagle_eye.agent.collectors.training import TrainingCollector
 from eagle_eye.agent.hook import attach
-from eagle_eye.agent.loop.collector import CollectFailed, Drops, Observed
 from eagle_eye.agent.training_hook.message import MESSAGE_BYTES_MAX, Totals, encode
 from eagle_eye.schema.events import Event
 from tests.agent.fakes import message, script, until
@@ -241,7 +241,7 @@ def test_an_agent_that_was_stopped_calls_nobody_silent(tmp_path: Path) -> None:
     program = f"""
 import sys, time
 from eagle_eye.agent.collectors.training import TrainingCollector
-from eagle_eye.agent.loop.collector import Drops
+from eagle_eye.agent.collector import Drops
 collector = TrainingCollector(__import__("pathlib").Path({str(tmp_path / "a.sock")!r}), Drops())
 collector.open()
 print("open", flush=True)

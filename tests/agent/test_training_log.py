@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from eagle_eye.agent.loop.collector import Observed
+from eagle_eye.agent.collector import Observed
 from eagle_eye.agent.training_logs.followed_logs import (
     ACTIVE_S,
     FILES_MAX,

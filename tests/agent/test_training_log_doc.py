@@ -4,8 +4,8 @@ import re
 
 import pytest
 
+from eagle_eye.agent.collectors.tensorboard import TAGS
 from eagle_eye.agent.training_logs.frameworks import FRAMEWORKS
-from eagle_eye.agent.training_logs.tensorboard_events import TAGS
 from tests.agent.fakes import REPOSITORY
 
 TEXT = (REPOSITORY / "docs/explanation/training-logs.md").read_text(encoding="utf-8")

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from eagle_eye.agent.collector import Observed
 from eagle_eye.agent.collectors.training_log import TrainingLogCollector
-from eagle_eye.agent.loop.collector import Observed
 from eagle_eye.agent.processes.process_registry import TrainingProcess
 from eagle_eye.agent.training_logs.followed_logs import LINGER_S, LOOK_S
 from tests.agent.fakes import FakeClock, script, until

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle_eye.agent.processes.process_registry import TrainingProcess
-from eagle_eye.agent.training_logs.followed_logs import LOOK_S
+from eagle_eye.agent.training_logs.followed_logs import LOOK_S, BadPattern, Pattern, outputs, scheduler_task
 from eagle_eye.agent.training_logs.lines import line_at, starts_of
-from eagle_eye.agent.training_logs.log_finder import BadPattern, Pattern, outputs, scheduler_task
 from tests.agent.fakes import FakeClock, script
 from tests.agent.training_log_site import Site, append, iteration
 

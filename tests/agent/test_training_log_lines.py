@@ -15,8 +15,19 @@ from hypothesis import strategies as st
 from eagle_eye.agent.training_logs.frameworks import FRAMEWORKS, LogParser, TorchtitanLogParser, expected
 from eagle_eye.agent.training_logs.last_words import FailureTable, WordsReader
 from eagle_eye.agent.training_logs.line_patterns import BadLinePattern
-from eagle_eye.agent.training_logs.lines import LogLine, line_at, starts_of, without_prefixes
-from eagle_eye.agent.training_logs.reading import LineWriter, LogReading, Quiet, bar, number, pairs, stamp_s
+from eagle_eye.agent.training_logs.lines import (
+    LineWriter,
+    LogLine,
+    LogReading,
+    Quiet,
+    bar,
+    line_at,
+    number,
+    pairs,
+    stamp_s,
+    starts_of,
+    without_prefixes,
+)
 from tests.agent.fakes import REPOSITORY
 
 DATA = Path(os.environ["EAGLE_EYE_TEST_DATA"]) if os.environ.get("EAGLE_EYE_TEST_DATA") else None

@@ -7,13 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.agent.loop.collector import Drops
+from eagle_eye.agent.collector import Drops
 from eagle_eye.agent.processes.process_registry import TrainingProcess
 from eagle_eye.agent.training_logs.followed_logs import LogOrigin, Missing, writer_of
 from eagle_eye.agent.training_logs.last_words import SETTLED_S, EndedByError, LastWords
-from eagle_eye.agent.training_logs.lines import LogLine
+from eagle_eye.agent.training_logs.lines import LineWriter, LogLine, LogReading
 from eagle_eye.agent.training_logs.rank_courses import ARRIVAL_S_MIN, LINGER_S, RankCourse, RankCourses
-from eagle_eye.agent.training_logs.reading import LineWriter, LogReading
 
 
 def process(rank: int, size: int = 16, job: str = "j", attempt: int = 0, local: int | None = None) -> TrainingProcess:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from eagle_eye.agent.loop.clock import SystemClock
-from eagle_eye.agent.loop.collector import Drops
+from eagle_eye.agent.clock import SystemClock
+from eagle_eye.agent.collector import Drops
 from eagle_eye.agent.transport import uplink as uplink_module
 from eagle_eye.agent.transport.servers import Servers
 from eagle_eye.agent.transport.spool import STREAM_FRAMES_MAX, Spool
@@ -204,8 +204,8 @@ def test_nothing_old_comes_after_the_goodbye(behind: Behind, server: Server, mon
 
 APPENDER = """
     import sys, pathlib
-    from eagle_eye.agent.loop.clock import SystemClock
-    from eagle_eye.agent.loop.collector import Drops
+    from eagle_eye.agent.clock import SystemClock
+    from eagle_eye.agent.collector import Drops
     from eagle_eye.agent.transport.servers import Servers
     from eagle_eye.agent.transport.spool import Spool
     from eagle_eye.agent.transport.uplink import Destination, Uplink

@@ -6,10 +6,10 @@ import os
 import shutil
 from pathlib import Path
 
+from eagle_eye.agent.collector import Drops, Observed
 from eagle_eye.agent.collectors.training_log import TrainingLogCollector
-from eagle_eye.agent.loop.collector import Drops, Observed
 from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
-from eagle_eye.agent.training_logs.log_finder import Pattern
+from eagle_eye.agent.training_logs.followed_logs import Pattern
 from eagle_eye.schema.events import BY_KIND, Event
 from eagle_eye.schema.frame import WIRE_VERSION, Frame, block, decode_frame, encode_frame
 from eagle_eye.schema.metrics import Scope

@@ -16,10 +16,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from eagle_eye.agent.loop.clock import ClockBase, SystemClock, Wake
-from eagle_eye.agent.loop.collector import Drops, Observed
-from eagle_eye.agent.loop.loop import Loop
-from eagle_eye.agent.loop.runner import CollectorRunner
+from eagle_eye.agent.clock import ClockBase, SystemClock, Wake
+from eagle_eye.agent.collector import CollectorRunner, Drops, Observed
+from eagle_eye.agent.loop import Loop
 from eagle_eye.agent.transport.servers import Servers
 from eagle_eye.agent.transport.spool import Spool
 from eagle_eye.agent.transport.uplink import Destination, Uplink

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from eagle_eye.checkpoint.connection import BlockingConnection
-from eagle_eye.checkpoint.layout import CudaCopies, DeviceCopies, HostCopies, copies_for
 from eagle_eye.checkpoint.messages import Close, Skipped
+from eagle_eye.checkpoint.shards import CudaCopies, DeviceCopies, HostCopies, copies_for
 from eagle_eye.checkpoint.store_client import AttemptConnection
 
 DEVICE = torch.device("cpu")  # tensors of the CPU stand for a GPU's

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.checkpoint.shared_memory import DoesNotFit, check_fits, plan_memory
-from eagle_eye.checkpoint.sizes import reported, size_bytes
+from eagle_eye.checkpoint.shared_memory import DoesNotFit, check_fits, plan_memory, reported, size_bytes
 
 GIB = 1 << 30
 

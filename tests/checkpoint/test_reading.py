@@ -17,9 +17,8 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
 
 from eagle_eye.checkpoint.connection import BlockingConnection, ProtocolError
-from eagle_eye.checkpoint.layout import TensorPlace
 from eagle_eye.checkpoint.messages import Bytes, Read, encode
-from eagle_eye.checkpoint.reading import RUN_CHUNKS, LocalShard, RemoteShard, Shard, _rows, _runs
+from eagle_eye.checkpoint.shards import RUN_CHUNKS, LocalShard, RemoteShard, Shard, TensorPlace, _rows, _runs
 from eagle_eye.checkpoint.storage import CHUNK_BYTES, SUM_BYTES, Damaged, sums_in, sums_of
 
 DATA = random.Random(1).randbytes(3 * CHUNK_BYTES + 1_000)

@@ -20,6 +20,7 @@ import msgspec
 import pytest
 
 from eagle_eye.checkpoint import command, held_job, job_service
+from eagle_eye.checkpoint.command import status_lines
 from eagle_eye.checkpoint.connection import ProtocolError, StoreConnection, connect
 from eagle_eye.checkpoint.held_job import FILES, Record
 from eagle_eye.checkpoint.messages import (
@@ -55,7 +56,6 @@ from eagle_eye.checkpoint.messages import (
 )
 from eagle_eye.checkpoint.peer import Peer
 from eagle_eye.checkpoint.shared_memory import DoesNotFit, SlotFile, reserve
-from eagle_eye.checkpoint.status_command import lines
 from eagle_eye.checkpoint.storage import CHUNK_BYTES, Damaged, complete, partial, sums_of, write_shard
 from eagle_eye.checkpoint.store import SOCKET, ask_status, ask_verify
 from eagle_eye.schema.checkpoint_files import read_steps, whole_in_memory
@@ -1213,7 +1213,7 @@ class TestCommands:
         whole([rank], 1, 2, 3, 4)
         (service,) = one.store._jobs.values()
         service.job.capture_every = 4
-        said = lines([one.status])
+        said = status_lines([one.status])
         assert "  further back: step 1, 2" in said
         assert "  one of 4 captures is made: of all, fewer than half became whole" in said
         close(rank)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from eagle_eye.agent.collector import CollectFailed, Observed
 from eagle_eye.agent.collectors.clock_offset import ClockOffsetCollector
-from eagle_eye.agent.loop.collector import CollectFailed, Observed
 from eagle_eye.checks import node_checks, runner
 from eagle_eye.checks.check import (
     EXIT_CODES,

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from eagle_eye.agent import hook
-from eagle_eye.agent.loop.collector import Drops
-from eagle_eye.agent.processes.hook_reader import RankProcess
+from eagle_eye.agent.collector import Drops
+from eagle_eye.agent.collectors.training import RankProcess
 from eagle_eye.agent.training_hook import message as hook_message
 from eagle_eye.agent.transport.spool import Spool
 from eagle_eye.schema import events, frame, metrics

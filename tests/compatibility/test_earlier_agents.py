@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from eagle_eye.agent.loop.collector import Drops
+from eagle_eye.agent.collector import Drops
 from eagle_eye.agent.transport.spool import Spool
 from eagle_eye.agent.transport.spool_disk import ASIDE, EARLIER
 from eagle_eye.schema.frame import decode_request, read_frame

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from eagle_eye.agent.loop.collector import Drops
+from eagle_eye.agent.collector import Drops
 from eagle_eye.agent.transport.servers import Servers
 from eagle_eye.agent.transport.spool import Spool
 from eagle_eye.agent.transport.uplink import Destination, Uplink

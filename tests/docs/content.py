@@ -22,7 +22,7 @@ import yaml
 from eagle_eye.agent import config as agent_config
 from eagle_eye.agent.evidence.requests import _Request as EvidenceRequest
 from eagle_eye.agent.hook import Training, attach
-from eagle_eye.agent.node_check.requests import _Request as NodeCheckRequest
+from eagle_eye.agent.node_check import _Request as NodeCheckRequest
 from eagle_eye.orchestrators.orchestrate import settings
 from eagle_eye.orchestrators.orchestrate.settings import KINDS
 from eagle_eye.schema.action import ActionRequest, JobUpdate

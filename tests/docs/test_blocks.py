@@ -39,7 +39,7 @@ def shown(page: str) -> Iterator[tuple[str, str, bool]]:
 
 
 def _in_its_room(path: str) -> Path:
-    """Return where ``agent/loop/loop.py`` is, as the documents call it for short."""
+    """Return where ``agent/loop.py`` is, as the documents call it for short."""
     room, _, rest = path.partition("/")
     return ROOT / room / "eagle_eye" / room / rest
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from eagle_eye.agent.collector import Drops, Observed
 from eagle_eye.agent.collectors.nvml import NvmlCollector
 from eagle_eye.agent.collectors.training import TrainingCollector
-from eagle_eye.agent.loop.collector import Drops, Observed
 from tests.agent.fakes import until
 from tests.gpu.conftest import Keep
 from tests.gpu.machine import PROGRAMS, TorchPython, child_environment, needs_gpu

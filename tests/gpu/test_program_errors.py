@@ -13,10 +13,10 @@ from typing import Any
 import pynvml
 import pytest
 
+from eagle_eye.agent.collector import CollectFailed, Drops, Unsupported
 from eagle_eye.agent.collectors.kernel_log import KernelLogCollector, open_log
 from eagle_eye.agent.collectors.nvml import NvmlCollector
 from eagle_eye.agent.collectors.training import TrainingCollector
-from eagle_eye.agent.loop.collector import CollectFailed, Drops, Unsupported
 from eagle_eye.schema.driver_facts import XIDS
 from eagle_eye.schema.events import Event
 from tests.agent.fakes import until

@@ -14,9 +14,9 @@ from types import ModuleType
 
 import pytest
 
+from eagle_eye.agent.collector import Drops, Observed, TickFrame
 from eagle_eye.agent.config import AgentConfiguration
-from eagle_eye.agent.exposition.server import Exposition, MetricsServer
-from eagle_eye.agent.loop.collector import Drops, Observed, TickFrame
+from eagle_eye.agent.exposition import Exposition, MetricsServer
 from tests.agent.fakes import FakeClock
 
 FILE = Path(__file__).parents[2] / "packaging/container/health.py"

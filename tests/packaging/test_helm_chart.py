@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from eagle_eye.checkpoint import store_command
+from eagle_eye.checkpoint.command import configure_store
 from eagle_eye.server import config as configuration
 from eagle_eye.server.command import refuse_unprotected_address
 from eagle_eye.server.store.sql_store import RECORDS_FILE, open_file
@@ -217,7 +217,7 @@ def test_ranks_of_other_nodes_are_told_the_address_of_the_stores_pod() -> None:
 def test_a_store_understands_what_it_is_given() -> None:
     [store] = pod(recording("everything"), "checkpoints")["containers"]
     parser = argparse.ArgumentParser(exit_on_error=False)
-    store_command.configure(parser)
+    configure_store(parser)
     words = [word.replace("$(POD_IP)", "10.0.0.1") for word in store["args"]]
     assert words[:2] == ["checkpoint", "store"]
     assert parser.parse_args(words[2:]).listen == ("10.0.0.1", 8474)

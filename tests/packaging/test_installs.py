@@ -33,7 +33,7 @@ RUNTIME = (
 )
 # Which extras a module needs: the first line that it begins with. What imports torch runs beside the training job.
 NEEDS = (
-    ("agent.health.nvrx_health", {"agent", "nvrx"}),
+    ("agent.nvrx_health", {"agent", "nvrx"}),
     ("agent", {"agent"}),
     ("checkpoint", {"checkpoint"}),
     ("checkpoint.command", set[str]()),

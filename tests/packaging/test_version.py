@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from eagle_eye.agent.loop.loop import agent_version
+from eagle_eye.agent.loop import agent_version
 from eagle_eye.cli import main as cli
 from release import artefacts, libraries
 from release import version as release_version

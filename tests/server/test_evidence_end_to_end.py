@@ -15,11 +15,10 @@ import httpx
 import msgspec
 import pytest
 
-from eagle_eye.agent.evidence.flight_dumps import FlightDumps
-from eagle_eye.agent.evidence.gather import EVIDENCE, EvidenceGatherer, standard_sources
+from eagle_eye.agent.clock import SystemClock as AgentClock
+from eagle_eye.agent.collector import Drops
+from eagle_eye.agent.evidence.gather import EVIDENCE, EvidenceGatherer, FlightDumps, standard_sources
 from eagle_eye.agent.evidence.requests import EvidenceResponder, Upload, UploadTarget
-from eagle_eye.agent.loop.clock import SystemClock as AgentClock
-from eagle_eye.agent.loop.collector import Drops
 from eagle_eye.agent.processes.process_registry import TrainingProcess
 from eagle_eye.agent.transport.servers import Servers
 from eagle_eye.schema.frame import Frame

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from eagle_eye.agent.loop.clock import SystemClock
+from eagle_eye.agent.clock import SystemClock
 from eagle_eye.server.requests.node_checks import ASKED_S, LATE_S
 from eagle_eye.server.security.auth import mint
 from eagle_eye.server.store.store import Change

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from eagle_eye.agent.clock import SystemClock
+from eagle_eye.agent.collector import Drops
 from eagle_eye.agent.evidence.requests import Upload, UploadTarget
-from eagle_eye.agent.loop.clock import SystemClock
-from eagle_eye.agent.loop.collector import Drops
-from eagle_eye.agent.node_check.requests import PATH, NodeCheckResponder
+from eagle_eye.agent.node_check import PATH, NodeCheckResponder
 from eagle_eye.agent.transport.servers import Servers
 from eagle_eye.cli.main import main
 from tests.agent.fakes import until

@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from eagle_eye.agent.loop.clock import SystemClock
-from eagle_eye.agent.loop.collector import Drops
+from eagle_eye.agent.clock import SystemClock
+from eagle_eye.agent.collector import Drops
 from eagle_eye.agent.transport.servers import Servers
 from eagle_eye.agent.transport.spool import Spool
 from eagle_eye.agent.transport.uplink import Destination, Uplink

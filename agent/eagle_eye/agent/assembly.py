@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from eagle_eye.agent.clock import Clock, Waitable
+from eagle_eye.agent.collector import CollectFailed, Collector, CollectorRunner, Drops, Observed, Unsupported
 from eagle_eye.agent.collectors.clock_offset import ClockOffsetCollector
 from eagle_eye.agent.collectors.dcgm_exporter import DcgmExporterCollector
 from eagle_eye.agent.collectors.flight_recorder import FlightRecorderCollector
-from eagle_eye.agent.collectors.host import HostCollector
+from eagle_eye.agent.collectors.host import HostCollector, TemperatureCollector
 from eagle_eye.agent.collectors.kernel_log import KernelLogCollector
 from eagle_eye.agent.collectors.memory_checkpoint import MemoryCheckpointCollector
 from eagle_eye.agent.collectors.mounts import ANSWER_S, MountsCollector
@@ -18,7 +20,6 @@ from eagle_eye.agent.collectors.nccl_ras import NcclRasCollector
 from eagle_eye.agent.collectors.network_ports import FabricCollector
 from eagle_eye.agent.collectors.nvml import NvmlCollector
 from eagle_eye.agent.collectors.processes import ProcessesCollector
-from eagle_eye.agent.collectors.temperature import TemperatureCollector
 from eagle_eye.agent.collectors.tensorboard import TensorBoardCollector
 from eagle_eye.agent.collectors.training import TrainingCollector
 from eagle_eye.agent.collectors.training_log import TrainingLogCollector
@@ -29,9 +30,6 @@ from eagle_eye.agent.config import (
     log_patterns,
     tensorboard_patterns,
 )
-from eagle_eye.agent.loop.clock import Clock, Waitable
-from eagle_eye.agent.loop.collector import CollectFailed, Collector, Drops, Observed, Unsupported
-from eagle_eye.agent.loop.runner import CollectorRunner
 from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
 
 PLACES_CHECKED_S = 0.1  # a one-shot check cannot wait until the driver has listed its GPUs

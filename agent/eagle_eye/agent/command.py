@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eagle_eye.agent.assembly import Assembly, found_processes, host_collectors
+from eagle_eye.agent.clock import ClockBase, SystemClock, Wake
+from eagle_eye.agent.collector import CollectFailed, Collector, CollectorRunner, CollectorStanding, Drops, TickFrame
 from eagle_eye.agent.config import (
     AgentConfiguration,
     exposed_secrets,
@@ -28,27 +30,23 @@ from eagle_eye.agent.config import (
     token_path,
     trust,
 )
-from eagle_eye.agent.evidence.bundle import BundleStuck
-from eagle_eye.agent.evidence.flight_dumps import FlightDumps
 from eagle_eye.agent.evidence.gather import (
     BUG_REPORT,
     EVIDENCE,
     CannotGather,
     EvidenceGatherer,
+    FlightDumps,
     gather_now,
     standard_sources,
 )
 from eagle_eye.agent.evidence.requests import EvidenceResponder, Upload, UploadTarget
-from eagle_eye.agent.exposition.server import Exposition, FrameDelivery, MetricsServer
-from eagle_eye.agent.health.greeting import Greeting
-from eagle_eye.agent.health.host_verdict import EXIT_CODES, judge, lines, look, repaired_s
-from eagle_eye.agent.loop.clock import ClockBase, SystemClock, Wake
-from eagle_eye.agent.loop.collector import CollectFailed, Collector, Drops, TickFrame
-from eagle_eye.agent.loop.loop import Loop, ServiceManager, Sink, agent_version, boot_id
-from eagle_eye.agent.loop.runner import CollectorRunner
-from eagle_eye.agent.node_check.requests import PATH as NODE_CHECK_PATH
-from eagle_eye.agent.node_check.requests import NodeCheckResponder
-from eagle_eye.agent.node_check.requests import run as run_child
+from eagle_eye.agent.evidence.source import BundleStuck
+from eagle_eye.agent.exposition import Exposition, FrameDelivery, MetricsServer
+from eagle_eye.agent.host_verdict import EXIT_CODES, judge, lines, look, repaired_s
+from eagle_eye.agent.loop import Loop, ServiceManager, Sink, agent_version, boot_id
+from eagle_eye.agent.node_check import PATH as NODE_CHECK_PATH
+from eagle_eye.agent.node_check import NodeCheckResponder
+from eagle_eye.agent.node_check import run as run_child
 from eagle_eye.agent.nvml.simulation import SimulationFailed, cache_folder, simulate
 from eagle_eye.agent.processes.process_registry import TrainingProcesses
 from eagle_eye.agent.transport.servers import NodeToken, Servers
@@ -59,7 +57,39 @@ from eagle_eye.schema.frame import Frame, values_of
 from eagle_eye.schema.rows import read_written
 
 if TYPE_CHECKING:  # needs a package that is not installed everywhere
-    from eagle_eye.agent.health.nvrx_health import HostHealth, NvrxHealth
+    from eagle_eye.agent.nvrx_health import HostHealth, NvrxHealth
+
+
+_log = logging.getLogger("eagle_eye.agent")
+
+
+class Greeting:
+    """Logs one line at the first tick for which ``server`` returns a URL: "" before the server has taken a frame."""
+
+    def __init__(self, node: str, server: Callable[[], str]) -> None:
+        self._node = node
+        self._server = server
+        self._said = False
+
+    def show(self, tick: TickFrame) -> None:
+        """Take the newest tick."""
+        url = "" if self._said else self._server()
+        if url:
+            self._said = True
+            _log.info("%s", greeting(self._node, url, tick.collectors))
+
+
+def greeting(node: str, url: str, collectors: Sequence[CollectorStanding]) -> str:
+    """Return the line: how many sources are read, which are not, and whether that is to be mended."""
+    parts = (
+        ("simulated", [one.name for one in collectors if one.simulated]),
+        ("to be mended, as eagle-eye doctor says", [one.name for one in collectors if one.failing]),
+        ("not on this host, which is no fault", [one.name for one in collectors if not one.supported]),
+    )
+    count = sum(one.ok for one in collectors)
+    read = f"connected to {url} as {node}: {count} source{'' if count == 1 else 's'} read in full"
+    return "; ".join([read, *(f"{what}: {', '.join(sorted(names))}" for what, names in parts if names)])
+
 
 # glibc starts with this threshold and raises it, up to 32 MiB, to the size of any freed mapped block: after that such
 # blocks are allocated from a heap, and stay there.
@@ -127,8 +157,6 @@ def readable(frame: Frame) -> dict[str, Any]:
 
 FLUSH_S = 1.0  # how long a stopping agent tries to send its last frames
 FLUSH_ONCE_S = 5.0
-
-_log = logging.getLogger("eagle_eye.agent")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -351,7 +379,7 @@ def _check(configuration: AgentConfiguration, gpus: int | None) -> int:
 
 def _answer_nvrx(configuration: AgentConfiguration, drops: Drops) -> NvrxHealth:
     """Answer NVRx with the result of ``--once --check``, each in a child that reads the kernel log from boot."""
-    from eagle_eye.agent.health.nvrx_health import VERDICT_S_MAX, NvrxHealth, health_of
+    from eagle_eye.agent.nvrx_health import VERDICT_S_MAX, NvrxHealth, health_of
 
     command = [sys.executable, "-m", "eagle_eye.cli.main", "agent", "--once", "--check"]
     command += ["--node", configuration.node, "--spool", str(spool_folder(configuration, os.environ))]

@@ -12,13 +12,13 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from eagle_eye.agent import exposition as metrics_server
 from eagle_eye.agent.collectors import dcgm_exporter, nccl_ras
 from eagle_eye.agent.collectors.tensorboard import event_files
-from eagle_eye.agent.exposition import server as metrics_server
 from eagle_eye.agent.training_hook.message import SYSTEM_FOLDER, default_socket
+from eagle_eye.agent.training_logs.followed_logs import Pattern
 from eagle_eye.agent.training_logs.frameworks import FRAMEWORKS, expected
-from eagle_eye.agent.training_logs.log_finder import Pattern
-from eagle_eye.agent.training_logs.reading import Framework
+from eagle_eye.agent.training_logs.lines import Framework
 from eagle_eye.agent.transport.servers import Trust, place
 from eagle_eye.agent.transport.spool import BYTES_MAX
 from eagle_eye.agent.transport.spool_files import KEEP_S

@@ -29,10 +29,15 @@ from typing import Any
 from eagle_eye.agent.redact import redact
 from eagle_eye.agent.training_hook.launch_variables import attempt
 from eagle_eye.agent.training_hook.message import HEARTBEAT_S, PHASE_CHARS_MAX, TEXT_BYTES_MAX
-from eagle_eye.agent.training_hook.sender import HookSender, HookState, Identity, collective_sequences, hook_socket
-from eagle_eye.agent.training_hook.tally import RunningTotals
-from eagle_eye.agent.training_hook.timer import StepParts, StepTimer
-from eagle_eye.agent.training_hook.torch_module import Watch
+from eagle_eye.agent.training_hook.sender import (
+    HookSender,
+    HookState,
+    Identity,
+    RunningTotals,
+    collective_sequences,
+    hook_socket,
+)
+from eagle_eye.agent.training_hook.torch_module import StepParts, StepTimer, Watch
 from eagle_eye.agent.training_hook.torchft_manager import ReplicaCollectives
 from eagle_eye.schema.restart_names import HOOK_ATTEMPT_VARIABLE
 

@@ -28,10 +28,10 @@ import pyarrow.parquet as pq
 
 from benchmarks.detection.real.convert import blind_ratios, judge, write_trace
 from benchmarks.detection.real.sets import VARIABLE, Figures, data_folder
+from eagle_eye.agent.collector import Drops
 from eagle_eye.agent.collectors.training_log import TrainingLogCollector
-from eagle_eye.agent.loop.collector import Drops
 from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
-from eagle_eye.agent.training_logs.log_finder import Pattern
+from eagle_eye.agent.training_logs.followed_logs import Pattern
 from eagle_eye.schema.events import Event
 
 Line = tuple[float, str]  # Unix seconds, text

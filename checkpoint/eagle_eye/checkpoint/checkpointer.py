@@ -34,16 +34,6 @@ from torch.distributed.checkpoint.storage import StorageReader
 
 from eagle_eye.checkpoint import restart_point
 from eagle_eye.checkpoint.connection import connect
-from eagle_eye.checkpoint.layout import (
-    DeviceCopies,
-    HostCopies,
-    JobLayout,
-    ShardLayout,
-    ShardWriter,
-    copies_for,
-    named,
-    unpack,
-)
 from eagle_eye.checkpoint.messages import (
     Blob,
     Captured,
@@ -65,7 +55,20 @@ from eagle_eye.checkpoint.messages import (
     Whole,
 )
 from eagle_eye.checkpoint.placement import place, read_failure_domains, together
-from eagle_eye.checkpoint.reading import LocalShard, MemoryReader, RemoteShard, Shard
+from eagle_eye.checkpoint.shards import (
+    DeviceCopies,
+    HostCopies,
+    JobLayout,
+    LocalShard,
+    MemoryReader,
+    RemoteShard,
+    Shard,
+    ShardLayout,
+    ShardWriter,
+    copies_for,
+    named,
+    unpack,
+)
 from eagle_eye.checkpoint.shared_memory import mapped
 from eagle_eye.checkpoint.slots import kept_from_before
 from eagle_eye.checkpoint.state import KeptState

@@ -8,8 +8,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from eagle_eye.agent.collector import CollectFailed, Unsupported
 from eagle_eye.agent.collectors.clock_offset import ClockOffsetCollector
-from eagle_eye.agent.loop.collector import CollectFailed, Unsupported
 from eagle_eye.checks import child, devices, gpus
 from eagle_eye.checks.check import (
     NO_GPU,

@@ -131,7 +131,7 @@ GROUPS: tuple[tuple[str, tuple[Command, ...]], ...] = (
     (
         "administer",
         (
-            Command("doctor", "eagle_eye.agent.health.doctor", "what works on this host, what doesn't", "agent"),
+            Command("doctor", "eagle_eye.agent.doctor", "what works on this host, what doesn't", "agent"),
             Command("tokens", "eagle_eye.server.admin.tokens_command", "make, list and revoke tokens", "server"),
             Command("sessions", "eagle_eye.cli.operator:SESSIONS", "sign a person out everywhere", "server"),
             Command("backup", "eagle_eye.server.admin.backup_command", "copy the running server's files", "server"),

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from eagle_eye.checkpoint.sizes import size_bytes
+from eagle_eye.checkpoint.shared_memory import size_bytes
 from eagle_eye.planning.gantt import gantt
 from eagle_eye.planning.measuring import measure
 from eagle_eye.planning.plan import Hardware, Plan

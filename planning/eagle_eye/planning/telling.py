@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
-from eagle_eye.checkpoint.sizes import reported as size_reported
+from eagle_eye.checkpoint.shared_memory import reported as size_reported
 from eagle_eye.planning.plan import Layout, Next, NodeLoss, Plan
 
 

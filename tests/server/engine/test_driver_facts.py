@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 import pytest
 
-from eagle_eye.agent.health.doctor import check_host as doctor
-from eagle_eye.agent.health.host_verdict import SOURCES, judge
-from eagle_eye.agent.loop.collector import CollectorStanding, Observed, TickFrame
+from eagle_eye.agent.collector import CollectorStanding, Observed, TickFrame
+from eagle_eye.agent.collectors.nvml import STATED_S, StatedFacts
+from eagle_eye.agent.doctor import check_host as doctor
+from eagle_eye.agent.host_verdict import SOURCES, judge
 from eagle_eye.agent.nvml.device import GpuReading
 from eagle_eye.agent.nvml.fields import NvmlFailure
-from eagle_eye.agent.nvml.stated_facts import STATED_S, StatedFacts
 from eagle_eye.schema.driver_facts import (
     DCGM_FACTS,
     FACTS,

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from eagle_eye.agent.collector import Drops
 from eagle_eye.agent.collectors.kernel_log import KernelLogCollector
-from eagle_eye.agent.loop.collector import Drops
 from eagle_eye.detectors.types import Blind, WindowEvent
 from eagle_eye.schema.driver_facts import FACTS, judged
 from eagle_eye.schema.events import Event

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from eagle_eye.agent import external_tool as tool
-from eagle_eye.agent.loop.collector import CollectFailed, Observed, Unsupported
+from eagle_eye.agent.collector import CollectFailed, Observed, Unsupported
 
 ASK_EVERY_S = 60.0  # chrony itself measures every minute or less often; asking costs a few milliseconds
 ANSWER_S = 2.0

@@ -13,8 +13,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from eagle_eye.agent.exposition.parser import ParsedSample, samples
-from eagle_eye.agent.loop.collector import CollectFailed, Drops, Observed
+from eagle_eye.agent.collector import CollectFailed, Drops, Observed
+from eagle_eye.agent.exposition import ParsedSample, samples
 
 ASK_EVERY_S = 10.0  # the exporter itself asks DCGM every 30 s by default
 ANSWER_S = 3.0  # from connecting to the last byte

@@ -11,9 +11,9 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from eagle_eye.agent.files.foreign import Identity, NotTheirs, follow, open_file, shown, stat_of
-from eagle_eye.agent.loop.collector import Observed
-from eagle_eye.agent.nccl.process_environment import Environments, ProcessEnvironment, root_of
+from eagle_eye.agent.collector import Observed
+from eagle_eye.agent.foreign_files import Identity, NotTheirs, follow, open_file, shown, stat_of
+from eagle_eye.agent.processes.process_files import Environments, ProcessEnvironment, root_of
 from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
 from eagle_eye.schema.checkpoint_files import (
     FOLDER_VARIABLE,

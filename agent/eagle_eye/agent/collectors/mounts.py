@@ -13,8 +13,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import NamedTuple
 
-from eagle_eye.agent.files.foreign import content
-from eagle_eye.agent.loop.collector import CollectFailed, Observed, Unsupported
+from eagle_eye.agent.collector import CollectFailed, Observed, Unsupported
+from eagle_eye.agent.foreign_files import content
 
 ASK_EVERY_S = 15.0  # per mount; an answer costs a millisecond here and one request at the file server
 ANSWER_S = 5.0  # healthy servers answer within milliseconds, busy ones within a second or two

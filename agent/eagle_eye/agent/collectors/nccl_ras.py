@@ -3,17 +3,394 @@
 from __future__ import annotations
 
 import re
+import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
+import msgspec
 import psutil
 
-from eagle_eye.agent.loop.collector import Drops, Observed
-from eagle_eye.agent.nccl.process_environment import Environments, ProcessEnvironment
-from eagle_eye.agent.nccl.ras_client import DEFAULT_PORT, BadReply, Communicator, NoAnswer, Reply, TooLong, ask
+from eagle_eye.agent.collector import Drops, Observed
+from eagle_eye.agent.processes.process_files import Environments, ProcessEnvironment
 from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
 
+# Parses NCCL RAS replies, JSON and text, into one record.
+#
+# Formats of NCCL 2.24 and later (src/ras/client_support.cc). Collective counts are the host's at enqueue time: ranks
+# normally differ by a few at any moment. The text format lists only anomalies.
+OBJECTS_MAX = 250_000  # per document, and VALUES_MAX: three and twenty for each rank of each communicator
+VALUES_MAX = 1_000_000
+TROUBLES_MAX = 256  # per reply; the rest is counted
+TEXT_CHARS_MAX = 256  # of one detail
+LINE_CHARS_MAX = 4_096
+COUNT_MAX = 1 << 53  # exact in the wire's float64
+SUCCESS, IN_PROGRESS = 0, 7  # of ncclResult_t
+
+# Problems by the service's own names; a MISMATCH is normal while a job runs.
+GRAVE = ("DEAD", "INCOMPLETE", "ERROR", "ABORT")
+
+
+class BadReply(ValueError):
+    """A reply that is not a status; the message says what is wrong."""
+
+
+class RasProblem(msgspec.Struct, frozen=True):
+    """An anomaly. ``kind`` is RAS's own name: DEAD, INCOMPLETE, ERROR, ABORT, MISMATCH, TIMEOUT.
+
+    ``communicator`` is its hash, "" for the whole job; ``rank`` is the rank in the communicator. None: unknown.
+    """
+
+    kind: str
+    detail: str
+    communicator: str = ""
+    rank: int | None = None
+    host: str = ""
+    pid: int | None = None
+
+
+class RasMember(msgspec.Struct, frozen=True, gc=False):
+    """One rank of a communicator, and how many collectives its host has enqueued there."""
+
+    rank: int
+    host: str
+    pid: int
+    enqueued: int
+
+
+class Communicator(msgspec.Struct, frozen=True):
+    """One communicator and those of its ranks that answered and are running."""
+
+    id: str
+    size: int
+    members: tuple[RasMember, ...]
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """The state of a job as collected by one of its processes. Text replies have no ``communicators``.
+
+    ``left_out`` counts troubles beyond TROUBLES_MAX.
+    """
+
+    nccl_version: str
+    communicators: tuple[Communicator, ...] = ()
+    troubles: tuple[RasProblem, ...] = ()
+    left_out: int = 0
+
+    def problem(self) -> str:
+        """Return what is wrong in one sentence, "" where nothing serious is."""
+        grave = [trouble for trouble in self.troubles if trouble.kind in GRAVE]
+        if not grave:
+            return ""
+        named = list(dict.fromkeys(_named(trouble) for trouble in grave))
+        more = f" and {len(named) - 4} more" if len(named) > 4 else ""
+        return f"NCCL RAS: {'; '.join(named[:4])}{more}"
+
+
+_Integer = Annotated[
+    int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)
+]  # JSON's have any length, MessagePack's 64 bits
+
+
+class _Status(msgspec.Struct, gc=False):
+    init_state: _Integer = SUCCESS
+    async_error: _Integer = SUCCESS
+    finalize_called: bool = False
+    destroy_flag: bool = False
+    abort_flag: bool = False
+    unresponsive: bool = False
+    considered_dead: bool = False
+
+
+class _Rank(msgspec.Struct):
+    rank: _Integer = -1
+    host: str = ""
+    pid: _Integer = -1
+    status: _Status = msgspec.field(default_factory=_Status)
+    collective_counts: dict[str, int] = {}
+
+
+class _Communicator(msgspec.Struct):
+    hash: str = ""
+    secondary_hash: str = ""
+    size: _Integer = 0
+    ranks: list[_Rank] = []
+    missing_ranks: list[_Rank] = []
+
+
+class _Ras(msgspec.Struct):
+    timeouts_count: _Integer = 0
+
+
+class _Document(msgspec.Struct):
+    nccl_version: str = ""
+    communicators: list[_Communicator] = []
+    ras: _Ras = msgspec.field(default_factory=_Ras)
+
+
+_decoder = msgspec.json.Decoder(_Document)
+# A line that ends a value followed by one that begins the next, without a comma: NCCL 2.28.9 omits one.
+_NO_COMMA = re.compile(rb'([}\]"0-9el])([ \t]*\r?\n[ \t]*)(?=["{])')
+
+
+def parse_reply(raw: bytes) -> Reply:
+    """Return a reply, JSON or text. Raises BadReply."""
+    begin = raw.find(b"{")
+    # Some builds print their banner before the document.
+    if begin >= 0 and b"communicators" in raw[begin : begin + LINE_CHARS_MAX]:
+        return _from_json(raw[begin:])
+    return _from_text(raw.decode("utf-8", errors="replace"))
+
+
+def _from_json(raw: bytes) -> Reply:
+    if raw.count(b"{") > OBJECTS_MAX or raw.count(b":") > VALUES_MAX:  # each takes a hundred times its bytes in memory
+        raise BadReply(f"more than {OBJECTS_MAX} objects or {VALUES_MAX} values in {len(raw)} bytes")
+    try:
+        try:
+            document = _decoder.decode(raw)
+        except msgspec.DecodeError:
+            document = _decoder.decode(_NO_COMMA.sub(rb"\1,\2", raw))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadReply(f"no status in JSON: {error}"[:TEXT_CHARS_MAX]) from None
+    communicators: list[Communicator] = []
+    found = _Troubles()
+    for item in document.communicators:
+        members = tuple(
+            RasMember(rank.rank, rank.host[:TEXT_CHARS_MAX], rank.pid, enqueued)
+            for rank in item.ranks
+            if (enqueued := _enqueued(rank)) is not None
+        )
+        # Two communicators may share one hash; the second one disambiguates.
+        name = f"{item.hash} {item.secondary_hash}".strip()[:TEXT_CHARS_MAX]
+        communicators.append(Communicator(name, item.size, members))
+        found.of_ranks(name, item)
+    for communicator in communicators:  # last: they are many, and normal while a job runs
+        found.of_counts(communicator)
+    if document.ras.timeouts_count > 0:
+        found.add(RasProblem("TIMEOUT", f"{document.ras.timeouts_count} timeouts while the state was gathered"))
+    return Reply(document.nccl_version[:64], tuple(communicators), tuple(found.kept), found.left_out)
+
+
+def _enqueued(rank: _Rank) -> int | None:
+    """Return how many collectives of all kinds a running rank has enqueued."""
+    status = rank.status
+    if status.abort_flag or status.finalize_called or status.destroy_flag or status.init_state != SUCCESS:
+        return None
+    counts = rank.collective_counts.values()
+    total = sum(counts)
+    return total if rank.rank >= 0 and min(counts, default=0) >= 0 and total < COUNT_MAX else None
+
+
+class _Troubles:
+    """Collects problems up to the limit, and the details of each up to its own."""
+
+    def __init__(self) -> None:
+        self.kept: list[RasProblem] = []
+        self.left_out = 0
+
+    def add(self, trouble: RasProblem) -> None:
+        if len(self.kept) < TROUBLES_MAX:
+            self.kept.append(msgspec.structs.replace(trouble, detail=trouble.detail[:TEXT_CHARS_MAX]))
+        else:
+            self.left_out += 1
+
+    def of_ranks(self, name: str, item: _Communicator) -> None:
+        """Add ranks that did not answer, or that report errors. Ranks that left the communicator are not a problem."""
+        for rank in item.missing_ranks:
+            if rank.status.considered_dead:
+                self._rank("DEAD", "considered dead", name, rank)
+            elif rank.status.unresponsive:
+                self._rank("INCOMPLETE", "did not answer", name, rank)
+        for rank in item.ranks:
+            for said, code in (("initialization", rank.status.init_state), ("asynchronous", rank.status.async_error)):
+                if code not in (SUCCESS, IN_PROGRESS):
+                    self._rank("ERROR", f"{said} error {code}", name, rank)
+            if rank.status.abort_flag:
+                self._rank("ABORT", "aborts the communicator", name, rank)
+
+    def of_counts(self, communicator: Communicator) -> None:
+        """Add ranks whose number of enqueued collectives differs from most."""
+        counts = Counter(member.enqueued for member in communicator.members)
+        if len(counts) < 2:
+            return
+        usual = max(counts, key=lambda count: (counts[count], count))
+        for member in communicator.members:
+            if member.enqueued != usual:
+                detail = f"enqueued {member.enqueued} collectives, most {usual}"
+                self.add(RasProblem("MISMATCH", detail, communicator.id, member.rank, member.host, member.pid))
+
+    def _rank(self, kind: str, detail: str, name: str, rank: _Rank) -> None:
+        self.add(RasProblem(kind, detail, name, rank.rank, rank.host[:TEXT_CHARS_MAX], rank.pid))
+
+
+_VERSION = re.compile(r"(?:NCCL|RCCL) version (\S{1,64})")
+_HEADING = re.compile(r"(?:#\S{1,32} \(([0-9a-fx]{1,32})\) )?(INCOMPLETE|DEAD|TIMEOUT|MISMATCH|ERROR|ABORT)\s*$")
+_ON_NODE = re.compile(r"[Pp]rocess (\d{1,9}) on node (\S{1,253})")
+_RANK = re.compile(r"Rank (\d{1,9})\b")
+
+
+def _from_text(text: str) -> Reply:
+    version = _VERSION.search(text[:LINE_CHARS_MAX])
+    if version is None:
+        raise BadReply(f"no status: {text[:80]!r}")
+    if "\nWarnings\n" not in text:  # the last section, written also where it is empty
+        raise BadReply(f"it breaks off after {len(text)} characters")
+    found = _Troubles()
+    for trouble in _sections(text):
+        found.add(trouble)
+    return Reply(version[1], (), tuple(found.kept), found.left_out)
+
+
+def _sections(text: str) -> Iterator[RasProblem]:
+    """Yield each indented line below a heading: "#0-0 (abc) MISMATCH", or one for the whole job."""
+    heading: re.Match[str] | None = None
+    for raw in text.splitlines():
+        line = raw[:LINE_CHARS_MAX]
+        if not line.startswith("  "):
+            heading = _HEADING.match(line)
+        elif heading is not None:
+            place, rank = _ON_NODE.search(line), _RANK.search(line)
+            yield RasProblem(
+                kind=heading[2],
+                detail=line.strip(),
+                communicator=heading[1] or "",
+                rank=int(rank[1]) if rank is not None else None,
+                host=place[2] if place is not None else "",
+                pid=int(place[1]) if place is not None else None,
+            )
+
+
+def _named(trouble: RasProblem) -> str:
+    if trouble.rank is None or not trouble.host:
+        return f"{trouble.kind}: {trouble.detail}"
+    return f"{trouble.kind}: rank {trouble.rank} on {trouble.host}, process {trouble.pid}"
+
+
+# Asks the service, within a deadline.
+DEFAULT_PORT = 28_028
+PROTOCOL = 2
+REPLY_BYTES_MAX = 16 << 20  # a rank of one communicator is about 600 bytes in JSON
+LINE_BYTES_MAX = 4_096
+GATHER_S = 3  # how long the service waits for its peers: a healthy job answers within milliseconds
+HANDSHAKE_S = 1.0
+# All processes of a node listen on one port and the kernel picks one: a stopped process must not block the others.
+HANDSHAKES_MAX = 4
+
+
+class NoAnswer(Exception):
+    """The service did not answer; ``refused`` where nothing listens."""
+
+    def __init__(self, why: str, *, refused: bool = False) -> None:
+        super().__init__(why)
+        self.refused = refused
+
+
+class TooLong(NoAnswer):
+    """The reply exceeds the limit; the text format is shorter."""
+
+
+def ask_ras(
+    port: int, deadline_s: float, *, text: bool = False, monotonic_s: Callable[[], float] = time.monotonic
+) -> Reply:
+    """Return what the service on this host's ``port`` knows of its job. Raises NoAnswer, BadReply.
+
+    Requests JSON unless ``text``; accepts text where the service is older than 2.28.7.
+    """
+    until_s = monotonic_s() + deadline_s
+    for attempt in range(HANDSHAKES_MAX):
+        try:
+            connection = _Connection(port, until_s, monotonic_s)
+            break
+        except TimeoutError:
+            if attempt == HANDSHAKES_MAX - 1 or monotonic_s() >= until_s:
+                raise NoAnswer(f"port {port}: no handshake within {HANDSHAKE_S:g} s; is its process stopped?") from None
+        except ConnectionRefusedError:
+            raise NoAnswer(f"port {port}: nobody listens", refused=True) from None
+        except OSError as error:
+            raise NoAnswer(f"port {port}: {error.strerror or error}") from None
+    try:
+        return parse_reply(connection.status(text=text))
+    except TimeoutError:
+        raise NoAnswer(f"port {port}: no status within {deadline_s:g} s") from None
+    except OSError as error:
+        raise NoAnswer(f"port {port}: {error.strerror or error}") from None
+    finally:
+        connection.close()
+
+
+class _Connection:
+    """One connection; the service closes it after one status. Raises OSError, TimeoutError, NoAnswer."""
+
+    def __init__(self, port: int, until_s: float, monotonic_s: Callable[[], float]) -> None:
+        self._port = port
+        self._until_s = until_s
+        self._monotonic_s = monotonic_s
+        self._unread = b""
+        self._socket = socket.create_connection(("localhost", port), timeout=self._rest_s(HANDSHAKE_S))
+        try:
+            self._greet()
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def status(self, *, text: bool) -> bytes:
+        """Return the reply, as JSON where the service supports it and ``text`` is not set."""
+        rest_s = self._rest_s()
+        self._command(f"TIMEOUT {GATHER_S}", rest_s)  # a service without this command keeps its own timeout
+        if not text:
+            self._command("SET FORMAT json", rest_s)  # likewise, it then answers in text
+        self._send("VERBOSE STATUS")
+        parts, size = [self._unread], len(self._unread)
+        while True:
+            self._socket.settimeout(self._rest_s())
+            part = self._socket.recv(1 << 16)
+            if not part:
+                return b"".join(parts)
+            size += len(part)
+            if size > REPLY_BYTES_MAX:
+                raise TooLong(f"port {self._port}: more than {REPLY_BYTES_MAX} bytes; its job is too large for JSON")
+            parts.append(part)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _greet(self) -> None:
+        greeting = self._command(f"CLIENT PROTOCOL {PROTOCOL}", HANDSHAKE_S)
+        if not greeting.upper().startswith("SERVER PROTOCOL "):
+            raise NoAnswer(f"port {self._port}: no RAS service: it says {greeting[:80]!r}")
+
+    def _send(self, command: str) -> None:
+        self._socket.settimeout(self._rest_s())
+        self._socket.sendall(command.encode() + b"\n")
+
+    def _command(self, command: str, timeout_s: float) -> str:
+        """Return the one-line answer to a command."""
+        self._send(command)
+        until_s = min(self._until_s, self._monotonic_s() + timeout_s)
+        while b"\n" not in self._unread:
+            if len(self._unread) > LINE_BYTES_MAX:
+                raise NoAnswer(f"port {self._port}: no RAS service: a line of more than {LINE_BYTES_MAX} bytes")
+            rest_s = until_s - self._monotonic_s()
+            if rest_s <= 0:
+                raise TimeoutError
+            self._socket.settimeout(rest_s)
+            part = self._socket.recv(LINE_BYTES_MAX)
+            if not part:
+                raise NoAnswer(f"port {self._port}: it closed the connection")
+            self._unread += part
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line.decode("utf-8", errors="replace").rstrip("\r")
+
+    def _rest_s(self, most_s: float = float("inf")) -> float:
+        rest_s = min(most_s, self._until_s - self._monotonic_s())
+        if rest_s <= 0:
+            raise TimeoutError
+        return rest_s
+
+
+# Asks about each of this node's jobs in turn.
 EVERY_S = 10.0  # and never more often: each query makes the service query every process of the job
 DEADLINE_S = 12.0  # twice the service's own timeouts
 COST_FACTOR = 1_000.0  # parsing replies may take a thousandth of one core
@@ -60,7 +437,7 @@ class NcclRasCollector:
         taken: Callable[[int], bool] = lambda _device: False,
         environments: Environments | None = None,
         addresses: Callable[[], frozenset[str]] | None = None,
-        asker: Callable[..., Reply] = ask,
+        asker: Callable[..., Reply] = ask_ras,
         monotonic_s: Callable[[], float] = time.monotonic,
         cpu_s: Callable[[], float] = time.thread_time,
     ) -> None:

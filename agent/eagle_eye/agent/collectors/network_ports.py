@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from eagle_eye.agent.loop.collector import CollectFailed, Observed, Unsupported
-from eagle_eye.agent.network.ports import (
+from eagle_eye.agent.collector import CollectFailed, Observed, Unsupported
+from eagle_eye.agent.network import (
     PORTS_MAX,
     Ask,
     Attributes,

@@ -4,19 +4,125 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pynvml
 
-from eagle_eye.agent.loop.collector import CollectFailed, Observed
-from eagle_eye.agent.nvml.connection import GuardedCalls, Library, NvmlConnection
+from eagle_eye.agent.collector import CollectFailed, Observed
+from eagle_eye.agent.nvml.connection import OPENING, GuardedCalls, Library, NvmlConnection
 from eagle_eye.agent.nvml.device import Device, GpuReading
 from eagle_eye.agent.nvml.fields import NEVER, NvmlFailure, reason
-from eagle_eye.agent.nvml.inventory import InstalledGpu, Inventory
 from eagle_eye.agent.nvml.pci_presence import Bus
-from eagle_eye.agent.nvml.stated_facts import STATED_S, StatedFacts
+from eagle_eye.schema.driver_facts import GPU_REPAIRED, NVML_FACTS, NVML_OPENING_FACTS
 from eagle_eye.schema.events import WHOLE_NODE, Event
+
+# What NVML states of GPUs, by return codes or by itself, as events: each fact once until it changes. Pure.
+#
+# NVML also calls a GPU lost, or to be reset, during a reset or a diagnosis: those are over by then.
+STATED_S = 60.0
+
+# A GPU by its row; one that has none by what the failure names it; and the fact's name.
+_Key = tuple[int, str, str]
+
+
+class StatedFacts:
+    """The facts that hold, since when, and which of them have been told.
+
+    ``patience_s``: a return code must have been given for this long. What the driver states as the GPU's state, such as
+    its recovery action, is told at once. ``good_news``: that a GPU asks for no repair is told even if it never did.
+    """
+
+    def __init__(self, patience_s: float, *, good_news: bool) -> None:
+        self._patience_s = patience_s
+        self._good_news = good_news
+        self._since_s: dict[_Key, float] = {}
+        self._told: set[_Key] = set()
+
+    def news(
+        self, readings: Mapping[int, GpuReading], unopened: Sequence[NvmlFailure], now_s: float, monotonic_s: float
+    ) -> list[Event]:
+        """Return the events to tell now, of the GPUs' readings by row and of those that could not be opened."""
+        holds = dict(_stated(readings, unopened))
+        self._since_s = {key: self._since_s.get(key, monotonic_s) for key in holds}
+        asked = {key[0] for key in self._told}
+        self._told &= holds.keys() | {key for key in self._told if key[0] != WHOLE_NODE and key[0] not in readings}
+        events = []
+        for key, (text, waits) in holds.items():
+            row, part, name = key
+            ripe = not waits or monotonic_s - self._since_s[key] >= self._patience_s
+            wanted = name != GPU_REPAIRED or self._good_news or row in asked
+            if key not in self._told and ripe and wanted:
+                self._told.add(key)
+                attributes = {"what": name, "device": part, "text": text}
+                events.append(Event(now_s, "host_error", row, {k: v for k, v in attributes.items() if v}))
+        return events
+
+
+def _stated(
+    readings: Mapping[int, GpuReading], unopened: Sequence[NvmlFailure]
+) -> Iterator[tuple[_Key, tuple[str, bool]]]:
+    """Yield each fact with its text, and whether it must last before it is told."""
+    for row, reading in readings.items():
+        for name, text in reading.facts.items():
+            yield (row, "", name), (text, False)
+        for failure in reading.failed:
+            if failure.code in NVML_FACTS:
+                yield (row, "", NVML_FACTS[failure.code]), (f"NVML: {failure.describe()}", True)
+    for failure in unopened:
+        if failure.code in NVML_OPENING_FACTS:
+            place = "" if failure.name == OPENING else failure.name
+            yield (WHOLE_NODE, place, NVML_OPENING_FACTS[failure.code]), (f"NVML: {failure.describe()}", True)
+
+
+# The GPU inventory of this node: reported when it changes, and periodically.
+AGAIN_S = 3_600.0  # a server may have lost it
+LINKS_S = 60.0  # the minimum interval for links that come and go
+
+
+class InstalledGpu(NamedTuple):
+    """One GPU: its row, UUID, product name, bus address, and its board's serial ("": unknown).
+
+    ``nvlinks`` is how many are up, None where unknown.
+    """
+
+    device: int
+    uuid: str
+    model: str
+    pci_address: str = ""
+    serial: str = ""
+    nvlinks: int | None = None
+
+
+class Inventory:
+    """Reports all GPUs when one is added, removed or moved or its links have changed, and every AGAIN_S."""
+
+    def __init__(self) -> None:
+        self._reported: tuple[InstalledGpu, ...] = ()
+        self._reported_s = 0.0
+
+    def news(self, seats: Iterable[InstalledGpu], now_s: float, monotonic_s: float) -> list[Event]:
+        """Return an event per GPU, or nothing while all is unchanged. An empty list of GPUs is never reported."""
+        seen = tuple(sorted(seats))
+        patience_s = AGAIN_S
+        if seen != self._reported:
+            patience_s = LINKS_S if _without_links(seen) == _without_links(self._reported) else 0.0
+        if not seen or monotonic_s - self._reported_s < patience_s:
+            return []
+        self._reported, self._reported_s = seen, monotonic_s
+        return [Event(now_s, "inventory", s.device, _attributes(s, len(seen))) for s in seen]
+
+
+def _without_links(seats: Iterable[InstalledGpu]) -> list[InstalledGpu]:
+    return [seat._replace(nvlinks=None) for seat in seats]
+
+
+def _attributes(seat: InstalledGpu, gpus: int) -> dict[str, Any]:
+    reported = {"uuid": seat.uuid, "model": seat.model, "pci_address": seat.pci_address, "serial": seat.serial}
+    links = {} if seat.nvlinks is None else {"nvlinks": seat.nvlinks}
+    return {name: text for name, text in reported.items() if text or name in ("uuid", "model")} | {"gpus": gpus} | links
+
 
 LIMIT_S = 0.6  # for all GPUs together: within the 0.8 s that an agent with 1 s frames waits
 

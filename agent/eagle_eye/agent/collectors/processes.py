@@ -7,15 +7,21 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from eagle_eye.agent.loop.collector import CollectFailed, Drops, Observed, Unsupported
+from eagle_eye.agent.collector import CollectFailed, Drops, Observed, Unsupported
 from eagle_eye.agent.processes import rank_tracker
-from eagle_eye.agent.processes.census import Candidate, Census, MemberProcess, ancestors, choose, ranks_by_launch
-from eagle_eye.agent.processes.environment import Gpus, gpus, listed_device, named_device
+from eagle_eye.agent.processes.environment import Gpus, gpus, listed_device, name_conflicts, named_device, node_names
 from eagle_eye.agent.processes.exit_watcher import Ended, Ends, ExitReporter
-from eagle_eye.agent.processes.node_names import conflicts, node_names
 from eagle_eye.agent.processes.process_files import ProcessFiles
 from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
-from eagle_eye.agent.processes.rank_tracker import Ranks
+from eagle_eye.agent.processes.rank_tracker import (
+    Candidate,
+    Census,
+    MemberProcess,
+    Ranks,
+    ancestors,
+    choose,
+    ranks_by_launch,
+)
 
 LOOK_S = 5.0  # between scans of all processes; in between only exits are noticed
 LOOK_S_MAX = 60.0
@@ -153,7 +159,7 @@ class ProcessesCollector:
         if self._changed or known != self._chosen_for:
             self._choose(listed, gpus(known[1], known[2]), monotonic_s)
             self._changed, self._chosen_for = False, known
-        self._rows = rank_tracker.rows(self._files, self._processes.all(), self._census.members.values())
+        self._rows = rank_tracker.rank_rows(self._files, self._processes.all(), self._census.members.values())
         self._problem = self._problems()
 
     def _choose(self, listed: set[int], node: Gpus, monotonic_s: float) -> None:
@@ -308,7 +314,7 @@ class ProcessesCollector:
         found: dict[str, None] = {}
         for member in self._chosen if self._node else ():
             names = node_names(self._node, "", "", member.variables, pod=bool(member.cgroup.pod_uid))
-            found.update(dict.fromkeys(conflicts(names)))
+            found.update(dict.fromkeys(name_conflicts(names)))
         remedy = "; orchestrators act on the agent's: set node to the name that they know" if found else ""
         return _some(list(found)) + remedy
 

@@ -9,17 +9,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from eagle_eye.agent.loop.collector import Drops, Observed
+from eagle_eye.agent.collector import Drops, Observed
 from eagle_eye.agent.processes.exit_watcher import is_running
 from eagle_eye.agent.processes.process_registry import TrainingProcess, TrainingProcesses
 from eagle_eye.agent.redact import redact
-from eagle_eye.agent.training_logs.followed_logs import FollowedLog, FollowedLogs, LogTrouble, Missing, Said, writer_of
+from eagle_eye.agent.training_logs.followed_logs import (
+    FollowedLog,
+    FollowedLogs,
+    LogTrouble,
+    Missing,
+    Pattern,
+    Said,
+    writer_of,
+)
 from eagle_eye.agent.training_logs.frameworks import FRAMEWORKS
 from eagle_eye.agent.training_logs.last_words import EndedByError, LastWords, RankFailure, text_of
-from eagle_eye.agent.training_logs.lines import LogLine
-from eagle_eye.agent.training_logs.log_finder import Pattern
+from eagle_eye.agent.training_logs.lines import Framework, LineWriter, LogLine, LogReading, Quiet
 from eagle_eye.agent.training_logs.rank_courses import Key, RankCourses, key
-from eagle_eye.agent.training_logs.reading import Framework, LineWriter, LogReading, Quiet
 from eagle_eye.schema.events import Event
 
 EVENTS_MAX = 256  # reported per collection

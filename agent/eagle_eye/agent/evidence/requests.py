@@ -20,10 +20,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from eagle_eye.agent.evidence.bundle import BUNDLE_BYTES_MAX, BundleStuck
+from eagle_eye.agent.clock import Clock
+from eagle_eye.agent.collector import CollectFailed, Drops, Observed
 from eagle_eye.agent.evidence.gather import BUG_REPORT, EVIDENCE, HANGING_MAX, CannotGather, EvidenceGatherer
-from eagle_eye.agent.loop.clock import Clock
-from eagle_eye.agent.loop.collector import CollectFailed, Drops, Observed
+from eagle_eye.agent.evidence.source import BUNDLE_BYTES_MAX, BundleStuck
 from eagle_eye.agent.processes.process_registry import TrainingProcess
 from eagle_eye.agent.transport.servers import SYSTEMS, Servers, Trust, connect, path_on
 from eagle_eye.schema.backoff import Backoff

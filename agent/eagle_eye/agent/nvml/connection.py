@@ -14,9 +14,8 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 import pynvml
 
-from eagle_eye.agent.kernel.deduplication import NewMessage, Repeats
-from eagle_eye.agent.kernel.messages import KernelMessage
-from eagle_eye.agent.loop.collector import CollectFailed, Unsupported
+from eagle_eye.agent.collector import CollectFailed, Unsupported
+from eagle_eye.agent.kernel_messages import KernelMessage, NewMessage, Repeats
 from eagle_eye.agent.nvml.device import Device
 from eagle_eye.agent.nvml.fields import NEVER, NvmlFailure
 from eagle_eye.agent.nvml.pci_presence import Bus

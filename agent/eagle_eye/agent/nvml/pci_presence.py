@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from eagle_eye.agent.files.foreign import content
-from eagle_eye.agent.kernel.messages import bus_address
+from eagle_eye.agent.foreign_files import content
+from eagle_eye.agent.kernel_messages import bus_address
 
 # A GPU in reset does not answer on the bus either, for less than two seconds (PCI Express, device readiness).
 GONE_S = 3.0

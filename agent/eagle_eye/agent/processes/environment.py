@@ -1,4 +1,4 @@
-"""Determines a process's job, rank and devices from its initial environment, as the kernel keeps it.
+"""Determines a process's job, rank and devices from its initial environment, as the kernel keeps it; a node's names.
 
 The variables and their order are the hook's (``launch_variables``), so that both agree about a process. An observer
 also needs names for jobs that the hook would call "default". The text is untrusted: any invalid value rejects the whole
@@ -7,8 +7,9 @@ process, since a guess would mix up two jobs' numbers.
 
 from __future__ import annotations
 
+import ipaddress
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from eagle_eye.agent.training_hook.launch_variables import ATTEMPTS, DIGITS_MAX, JOBS, RANK_SOURCES, is_number
@@ -16,6 +17,71 @@ from eagle_eye.agent.training_hook.launch_variables import job as job_named
 from eagle_eye.agent.training_hook.message import DEVICES_MAX, RANKS_MAX
 from eagle_eye.agent.training_hook.sender import Identity
 from eagle_eye.schema.names import NAME_CHARS_MAX
+
+# What tells a process its node. NODE_NAME is a convention of Kubernetes manifests (downward API, spec.nodeName) and
+# means nothing outside a pod.
+NODE_NAME_VARIABLES: Mapping[str, str] = {
+    "SLURMD_NODENAME": "Slurm",
+    "EAGLE_EYE_NODE": "the launcher",
+    "NODE_NAME": "Kubernetes",
+}
+
+
+class NodeName(NamedTuple):
+    """A name of this node and its source."""
+
+    source: str
+    name: str
+
+
+def same_node(one: str, other: str) -> bool:
+    """Whether two names mean one node: equal ignoring case, or one is the other without its domain."""
+    one, other = _plain(one), _plain(other)
+    if one == other:
+        return bool(one)
+    if _is_address(one) or _is_address(other):
+        return False
+    short, _, domain = one.partition(".")
+    other_short, _, other_domain = other.partition(".")
+    return bool(short) and short == other_short and not (domain and other_domain)
+
+
+def node_names(agent: str, host: str, full: str, environ: Mapping[str, str], *, pod: bool) -> tuple[NodeName, ...]:
+    """Return all names of this node, the agent's first; unset ones are left out.
+
+    ``host`` is the kernel's name, ``full`` the one with its domain. ``environ`` is a process's environment,
+    ``pod`` whether that process runs in a pod.
+    """
+    given = [NodeName("the agent", agent), NodeName("the host", host), NodeName("the host with its domain", full)]
+    given += [
+        NodeName(f"{source} ({variable})", environ.get(variable, ""))
+        for variable, source in NODE_NAME_VARIABLES.items()
+        if pod or variable != "NODE_NAME"
+    ]
+    return tuple(item for item in given if item.name and len(item.name) <= NAME_CHARS_MAX and item.name.isprintable())
+
+
+def name_conflicts(names: Iterable[NodeName]) -> list[str]:
+    """Return, for people, each name that does not match the first; empty when all agree."""
+    names = list(names)
+    return [
+        f"{other.source} calls this node {other.name!r}, {names[0].source} {names[0].name!r}"
+        for other in names[1:]
+        if not same_node(names[0].name, other.name)
+    ]
+
+
+def _plain(name: str) -> str:
+    return name.strip().rstrip(".").lower()
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
 
 # Extracts the job name from the paths of NVRx's cycle files. Pure: opens no file.
 #

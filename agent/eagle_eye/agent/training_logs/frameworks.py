@@ -9,8 +9,6 @@ from collections.abc import Sequence
 import msgspec
 
 from eagle_eye.agent.training_logs.general import GENERAL
-from eagle_eye.agent.training_logs.hugging_face import HUGGING_FACE
-from eagle_eye.agent.training_logs.lightning_csv import LIGHTNING_CSV
 from eagle_eye.agent.training_logs.line_patterns import (
     FAIRSEQ,
     LITGPT,
@@ -21,8 +19,7 @@ from eagle_eye.agent.training_logs.line_patterns import (
     VERL,
     site_framework,
 )
-from eagle_eye.agent.training_logs.mllog import MLLOG
-from eagle_eye.agent.training_logs.reading import (
+from eagle_eye.agent.training_logs.lines import (
     NUMBER,
     STEP_MAX,
     Framework,
@@ -37,6 +34,258 @@ from eagle_eye.agent.training_logs.reading import (
     pairs,
     stamp_s,
 )
+
+# Hugging Face's Trainer and tools built on it: a dictionary every few steps, and a progress bar in between.
+#
+# The Trainer's dictionary lacks the step; the bar has it, and the dictionaries of tools built on it. Evaluation bars
+# look the same: the training's is the one shown when a dictionary with a learning rate is logged, and another one
+# between its states is an evaluation.
+DICTIONARY_CHARS_MAX = 8_192  # of a dictionary: preference training prints some 30 values
+
+_DICTIONARY_VALUE = re.compile(rf"'([A-Za-z_][\w/.() -]{{0,80}})': ('?)({NUMBER})(?:/{NUMBER})?\2(?=[,}}])")
+_STEP_NAMES = ("global_step", "global_step/max_steps")
+_TRAINER_LOGGED = re.compile(r"(?:\[[A-Z]{4,8}\|[^\]]{1,200}\][^{]{0,100} >> )?\{")
+_TRAINER_LOSSES = (("loss", "learning_rate"), ("loss/policy_avg", "lr"))  # the second is TRL's PPO
+_TRAINER_SAVING = re.compile(r"\bSaving model checkpoint to \S{0,1000}?(?:checkpoint-([0-9]{1,12}))?/?(?:\s|$)")
+
+
+class HuggingFaceLogParser:
+    """Parses the lines of one log, or of one process's two."""
+
+    def __init__(self) -> None:
+        self._total: int | None = None  # steps of the training bar; None: unknown
+        self._shown: tuple[int, int] | None = None  # done, total of the newest bar without a label
+
+    def __call__(self, line: str) -> LogReading | None:
+        """Parse the line; return None when it is not the Trainer's."""
+        if "it]" in line or "it/s" in line or "s/it" in line:
+            return self._bar(line)
+        if "'loss'" in line or "'eval_" in line or "'loss/policy_avg'" in line:
+            return self._dictionary(line)
+        if "***** Running Evaluation *****" in line:
+            return LogReading(quiet=Quiet.EVAL_BEGIN, writer=LineWriter.FIRST)
+        if found := _TRAINER_SAVING.search(line):
+            step = int(found[1]) if found[1] else None
+            return LogReading(quiet=Quiet.CHECKPOINT_BEGIN, quiet_step=step, writer=LineWriter.FIRST)
+        return None
+
+    def _bar(self, line: str) -> LogReading | None:
+        seen = bar(line)
+        if seen is None or seen.label or seen.total is None:
+            return None
+        self._shown = seen.done, seen.total
+        if self._total is None or seen.done == 0:
+            return None
+        if seen.total != self._total:  # an evaluation's is shown once more, whole, after its dictionary
+            return LogReading(quiet=Quiet.EVAL_BEGIN, writer=LineWriter.FIRST) if seen.done < seen.total else None
+        return LogReading(step=seen.done, writer=LineWriter.FIRST)
+
+    def _dictionary(self, line: str) -> LogReading | None:
+        line = line.strip()
+        begin = _TRAINER_LOGGED.match(line)  # LLaMA-Factory's callback logs the dictionary instead of printing it
+        if begin is None or len(line) > DICTIONARY_CHARS_MAX:
+            return None
+        values = {name: number(value) for name, _, value in _DICTIONARY_VALUE.findall(line)}
+        if "epoch" in values and ("eval_loss" in values or "eval_runtime" in values):
+            return LogReading(quiet=Quiet.EVAL_END, writer=LineWriter.FIRST)
+        loss = next((values[name] for name, rate in _TRAINER_LOSSES if name in values and rate in values), None)
+        if loss is None:
+            return None
+        if self._shown is not None:
+            self._total = self._shown[1]
+        step = next((values[name] for name in _STEP_NAMES if name in values), None)
+        return LogReading(
+            step=int(step) if step is not None and 0 <= step < STEP_MAX else None,
+            loss=loss,
+            grad_norm=values.get("grad_norm"),
+            writer=LineWriter.FIRST,
+        )
+
+
+def _hugging_face_parser() -> Parse:
+    return HuggingFaceLogParser()
+
+
+HUGGING_FACE = Framework(
+    "hugging_face",
+    (
+        b"it/s",
+        b"s/it",
+        b"{'loss'",
+        b"{'eval_",
+        b"'loss/policy_avg'",
+        b"***** Running Evaluation",
+        b"Saving model checkpoint to ",
+    ),
+    _hugging_face_parser,
+)
+
+
+# Lightning's CSVLogger: ``metrics.csv``, whose first line names the columns.
+#
+# A pre-existing file is read from its end, and its columns are unknown until Lightning rewrites it, as it does when a
+# metric is added.
+CSV_LINE_CHARS_MAX = 8_192
+COLUMNS_MAX = 256
+
+_CSV_LOSSES = ("train_loss_step", "train_loss", "train/loss", "reduced_train_loss", "loss_step", "loss")
+_CSV_NORMS = ("grad_norm", "train/grad_norm", "grad_2.0_norm_total")
+
+
+class LightningCsvParser:
+    """Parses the lines of one file."""
+
+    def __init__(self) -> None:
+        self._columns: list[str] = []
+
+    def __call__(self, line: str) -> LogReading | None:
+        """Parse the line; return None when it is not from such a file."""
+        if len(line) > CSV_LINE_CHARS_MAX or "," not in line:
+            return None
+        cells = [cell.strip() for cell in line.split(",", COLUMNS_MAX)]
+        if "step" in cells and "epoch" in cells:
+            self._columns = cells if any(name in cells for name in _CSV_LOSSES) else []
+            return LogReading(writer=LineWriter.FIRST) if self._columns else None
+        if not self._columns or len(cells) != len(self._columns):
+            return None
+        row = dict(zip(self._columns, cells, strict=True))
+        loss = next((found for name in _CSV_LOSSES if (found := number(row.get(name, ""))) is not None), None)
+        if loss is None or not row["step"].isdecimal() or len(row["step"]) > len(str(STEP_MAX)):
+            return None  # an evaluation line has no training loss
+        norm = next((found for name in _CSV_NORMS if (found := number(row.get(name, ""))) is not None), None)
+        return LogReading(step=int(row["step"]), loss=loss, grad_norm=norm, writer=LineWriter.FIRST)
+
+
+def _csv_parser() -> Parse:
+    return LightningCsvParser()
+
+
+LIGHTNING_CSV = Framework("lightning_csv", (b"step,", b",step"), _csv_parser, needles_once_known=(b",",))
+
+
+# MLPerf log lines, ``:::MLLOG {json}``, of any program.
+#
+# Progress is counted in samples and converted to steps by the global batch size, which is logged at the start. The
+# steps of a log found later are unknown. Some programs count tokens by the same names: their counts are beyond what the
+# samples of as many steps as fit between two lines could be, and are converted by the sequence length as well.
+MLLOG_MARK = ":::MLLOG "
+MLLOG_LINE_CHARS_MAX = 8_192
+
+_MLLOG_LOSSES = ("reduced_train_loss", "train_loss", "loss")
+_MLLOG_SAMPLES = ("samples_count", "step", "epoch_num")  # names that programs use for the number of samples trained on
+_MLLOG_STEP_S = ("train_step_time", "train_step_timing in s")
+TOKENS_RATIO = 8.0  # of steps by samples to those that fit between two lines: shorter sequences than this do not occur
+_MLLOG_EVALUATED = ("validation", "eval")
+_MLLOG_QUIET = {"eval_start": Quiet.EVAL_BEGIN, "eval_stop": Quiet.EVAL_END}
+
+
+class _MlLogEntry(msgspec.Struct):
+    """One line; unlisted keys are ignored."""
+
+    key: str
+    time_ms: float = math.nan
+    value: object = None
+    metadata: dict[str, object] = {}
+
+    @property
+    def stamp_s(self) -> float | None:
+        """The line's time."""
+        return self.time_ms / 1e3 if math.isfinite(self.time_ms) else None
+
+
+_mllog_decoder = msgspec.json.Decoder(_MlLogEntry)
+
+
+class MlLogParser:
+    """Parses the lines of one log."""
+
+    def __init__(self) -> None:
+        self._batch_size = 0.0  # samples per step; 0: unknown
+        self._sequence_length = 0.0  # tokens per sample; 0: unknown
+        self._in_tokens: bool | None = None  # what the program counts; None: not known yet
+        self._before: tuple[float, float] | None = None  # count and stamp of the last line of progress, or the start
+        self._step = 0  # the last one of this run
+
+    def __call__(self, line: str) -> LogReading | None:
+        """Parse the line; return None when it is not MLPerf's or contains no progress."""
+        at = line.find(MLLOG_MARK, 0, 200)
+        if at < 0 or len(line) > MLLOG_LINE_CHARS_MAX:
+            return None
+        entry = decoded(line[at + len(MLLOG_MARK) :], _mllog_decoder)
+        if entry is None:
+            return None
+        if entry.key == "global_batch_size":
+            self._batch_size = _json_count(entry.value) or 0.0
+            self._step, self._before = 0, None if entry.stamp_s is None else (0.0, entry.stamp_s)
+            return LogReading(writer=LineWriter.FIRST)
+        if entry.key == "max_sequence_length":
+            self._sequence_length = _json_count(entry.value) or 0.0
+            return LogReading(writer=LineWriter.FIRST)
+        if entry.key in _MLLOG_QUIET:
+            return LogReading(quiet=_MLLOG_QUIET[entry.key], stamp_s=entry.stamp_s, writer=LineWriter.FIRST)
+        if entry.key == "tracked_stats" and isinstance(entry.value, dict):
+            return self._progress(entry.value, entry)
+        if entry.key == "train_loss":
+            return self._progress({"train_loss": entry.value}, entry)
+        return None
+
+    def _progress(self, values: dict[str, object], entry: _MlLogEntry) -> LogReading:
+        if any(name.startswith(_MLLOG_EVALUATED) for name in values):
+            return LogReading(writer=LineWriter.FIRST)  # counts evaluation samples
+        step_s = next((found for name in _MLLOG_STEP_S if (found := _json_count(values.get(name))) is not None), None)
+        counted = next(
+            (found for name in _MLLOG_SAMPLES if (found := _json_count(entry.metadata.get(name))) is not None), None
+        )
+        step = None
+        if counted is not None and self._batch_size >= 1.0:
+            per_step = self._counted_per_step(counted, entry.stamp_s, step_s)
+            if per_step is not None and counted / per_step < STEP_MAX:
+                step = int(counted / per_step)
+        if step is not None:
+            if step <= self._step:
+                return LogReading(writer=LineWriter.FIRST)  # a summary of earlier lines, or a start
+            self._step = step
+        return LogReading(
+            step=step,
+            step_s=step_s,
+            loss=next((_json_number(values[name]) for name in _MLLOG_LOSSES if name in values), None),
+            stamp_s=entry.stamp_s,
+            writer=LineWriter.FIRST,
+        )
+
+    def _counted_per_step(self, counted: float, stamp_s: float | None, step_s: float | None) -> float | None:
+        """Return by how much the program's count grows in a step: samples, or tokens; None until that is known."""
+        if self._in_tokens is None and self._sequence_length > 1.0 and step_s and stamp_s is not None:
+            before, self._before = self._before, (counted, stamp_s)
+            if before is None or counted <= before[0]:
+                return None
+            fit = max(stamp_s - before[1], step_s) / step_s
+            many = (counted - before[0]) / self._batch_size > TOKENS_RATIO * fit
+            if many and before[0] == 0.0:
+                return None  # tokens, or a run that was resumed
+            self._in_tokens = many
+        return self._batch_size * (self._sequence_length if self._in_tokens else 1.0)
+
+
+def _json_number(value: object) -> float | None:
+    """Return a JSON value as a number; None: it is not one. What JSON lacks is written as text."""
+    if isinstance(value, str):
+        return number(value)
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _json_count(value: object) -> float | None:
+    """Return a JSON value as a finite number that is not negative; None: it is not one."""
+    found = _json_number(value)
+    return found if found is not None and 0.0 <= found < math.inf else None
+
+
+def _mllog_parser() -> Parse:
+    return MlLogParser()
+
+
+MLLOG = Framework("mllog", (b":::MLLOG ",), _mllog_parser)
+
 
 # Megatron-LM and its forks (Megatron-DeepSpeed and others): one line of ``key: value |`` per interval.
 #
@@ -213,7 +462,7 @@ class _Record(msgspec.Struct):
     step: int | None = None
 
 
-_decoder = msgspec.json.Decoder(_Record)
+_torchtitan_decoder = msgspec.json.Decoder(_Record)
 
 
 class TorchtitanLogParser:
@@ -238,7 +487,7 @@ class TorchtitanLogParser:
         return None
 
     def _structured(self, line: str) -> LogReading | None:
-        record = decoded(line, _decoder)
+        record = decoded(line, _torchtitan_decoder)
         if record is None:
             return None
         step, rank = record.step, record.rank
@@ -275,12 +524,12 @@ def _text(line: str) -> LogReading | None:
     )
 
 
-def _parser() -> Parse:
+def _torchtitan_parser() -> Parse:
     return TorchtitanLogParser()
 
 
 TORCHTITAN = Framework(
-    "torchtitan", (b"tps: ", b"aving the checkpoint", b"Saving a full ", b'"log_type_name"'), _parser
+    "torchtitan", (b"tps: ", b"aving the checkpoint", b"Saving a full ", b'"log_type_name"'), _torchtitan_parser
 )
 
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 import msgspec
 
-from eagle_eye.agent.training_logs.reading import (
+from eagle_eye.agent.training_logs.lines import (
     NUMBER,
     STEP_MAX,
     Framework,

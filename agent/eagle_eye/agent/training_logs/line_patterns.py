@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from eagle_eye.agent.training_logs.reading import NUMBER, Framework, LineWriter, LogReading, Parse, Quiet, number
+from eagle_eye.agent.training_logs.lines import NUMBER, Framework, LineWriter, LogReading, Parse, Quiet, number
 
 GROUPS = (
     "step", "loss", "grad_norm", "step_s", "step_ms", "steps_per_second", "tokens_per_second", "job_tokens_per_second",

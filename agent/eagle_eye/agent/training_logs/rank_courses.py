@@ -6,9 +6,9 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from eagle_eye.agent.loop.collector import Drops
+from eagle_eye.agent.collector import Drops
 from eagle_eye.agent.processes.process_registry import TrainingProcess
-from eagle_eye.agent.training_logs.reading import STEP_MAX, LogReading
+from eagle_eye.agent.training_logs.lines import STEP_MAX, LogReading
 
 SOURCES_MAX = 16  # logs about one rank: its two outputs, a shared one, structured lines, event files
 ARRIVAL_S_MIN = 10.0  # lines arrive within a second of being written: over a shorter time the error would dominate

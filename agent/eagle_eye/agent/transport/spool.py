@@ -19,7 +19,7 @@ from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 
-from eagle_eye.agent.loop.collector import Drops
+from eagle_eye.agent.collector import Drops
 from eagle_eye.agent.transport.spool_disk import Disk, SpoolTaken
 from eagle_eye.agent.transport.spool_files import (
     KEEP_S,

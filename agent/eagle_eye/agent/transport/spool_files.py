@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from eagle_eye.agent.loop.collector import Drops
+from eagle_eye.agent.collector import Drops
 from eagle_eye.schema.frame import FRAME_BYTES_MAX
 
 # A spool file: frames of one stream in order, each with a checksum. Touches: that file.

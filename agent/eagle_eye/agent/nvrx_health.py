@@ -27,9 +27,9 @@ from h2.events import DataReceived, RequestReceived, StreamEnded, StreamReset
 from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes
 
-from eagle_eye.agent.health.host_verdict import EXIT_CODES
-from eagle_eye.agent.loop.collector import Drops
-from eagle_eye.agent.node_check.requests import Ran
+from eagle_eye.agent.collector import Drops
+from eagle_eye.agent.host_verdict import EXIT_CODES
+from eagle_eye.agent.node_check import Ran
 
 METHOD = b"/nvhcd.HealthCheckService/RunHealthCheck"
 CONNECTIONS_MAX = 8  # one launcher per node, and its restarts

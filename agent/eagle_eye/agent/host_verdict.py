@@ -14,8 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-from eagle_eye.agent.loop.collector import TickFrame
-from eagle_eye.agent.loop.runner import CollectorRunner, gathered
+from eagle_eye.agent.collector import CollectorRunner, TickFrame, gathered
 from eagle_eye.schema.driver_facts import GPU_REPAIRED, Repair, judged
 from eagle_eye.schema.events import WHOLE_NODE, Event
 

@@ -16,9 +16,8 @@ from typing import Protocol
 
 from msgspec import structs
 
-from eagle_eye.agent.loop.clock import Clock, ClockBase, Wake
-from eagle_eye.agent.loop.collector import Drops, Observed, TickFrame
-from eagle_eye.agent.loop.runner import CollectorRunner, gathered
+from eagle_eye.agent.clock import Clock, ClockBase, Wake
+from eagle_eye.agent.collector import CollectorRunner, Drops, Observed, TickFrame, gathered
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import EVENTS_MAX, FRAME_BYTES_MAX, KEYS_MAX, RANKS_MAX, TEXT_CHARS_MAX, Rank
 from eagle_eye.schema.metrics import Scope

@@ -21,9 +21,9 @@ from typing import Literal, NamedTuple, TextIO
 
 from eagle_eye.agent import external_tool as tool
 from eagle_eye.agent.assembly import host_collectors
+from eagle_eye.agent.collector import Collector, CollectorRunner, CollectorStanding, Drops
 from eagle_eye.agent.collectors.clock_offset import ClockOffsetCollector
-from eagle_eye.agent.collectors.host import HostCollector
-from eagle_eye.agent.collectors.temperature import TemperatureCollector
+from eagle_eye.agent.collectors.host import HostCollector, TemperatureCollector
 from eagle_eye.agent.config import (
     AgentConfiguration,
     hook_socket_path,
@@ -33,14 +33,11 @@ from eagle_eye.agent.config import (
     token_path,
     trust,
 )
-from eagle_eye.agent.exposition.parser import samples
-from eagle_eye.agent.exposition.server import address
-from eagle_eye.agent.files.foreign import content
-from eagle_eye.agent.health.host_verdict import HostVerdict, healthy, judge, look, repaired_s
-from eagle_eye.agent.loop.collector import Collector, CollectorStanding, Drops
-from eagle_eye.agent.loop.runner import CollectorRunner
+from eagle_eye.agent.exposition import address, samples
+from eagle_eye.agent.foreign_files import content
+from eagle_eye.agent.host_verdict import HostVerdict, healthy, judge, look, repaired_s
 from eagle_eye.agent.nvml.pci_presence import AMD_VENDOR, gpus_on_the_bus
-from eagle_eye.agent.processes.node_names import conflicts, node_names
+from eagle_eye.agent.processes.environment import name_conflicts, node_names
 from eagle_eye.agent.training_logs.followed_logs import UNREAD_LINES
 from eagle_eye.agent.training_logs.rank_courses import LOG_LINES
 from eagle_eye.agent.transport.servers import connect, path_on
@@ -517,7 +514,7 @@ def _configured(configuration: AgentConfiguration, environ: Mapping[str, str]) -
         *check_hook_socket(hook_socket_path(configuration)),
         *check_spool(spool_folder(configuration, environ), configuration.spool_bytes_max),
         *check_server(configuration, token_path(configuration, environ)),
-        *check_names(conflicts(named)),
+        *check_names(name_conflicts(named)),
         *check_training_logs(configuration.metrics_listen),
     ]
 

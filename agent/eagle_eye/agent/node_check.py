@@ -25,9 +25,9 @@ from typing import NamedTuple
 import msgspec
 
 from eagle_eye.agent import external_tool as tool
+from eagle_eye.agent.collector import CollectFailed, Drops, Observed
 from eagle_eye.agent.evidence.requests import ANSWER_KEY, NODE_CHECK, REQUESTS_MAX, Send
-from eagle_eye.agent.files.foreign import content
-from eagle_eye.agent.loop.collector import CollectFailed, Drops, Observed
+from eagle_eye.agent.foreign_files import content
 from eagle_eye.agent.processes.process_registry import TrainingProcess
 
 LINES_BYTES_MAX = 1 << 14

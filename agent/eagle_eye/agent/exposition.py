@@ -1,28 +1,86 @@
-"""The text of /metrics, and the HTTP/1.1 server that shows it. Touches: one listening socket, one thread.
+"""Prometheus' text format: the agent's own /metrics with its HTTP/1.1 server, and a parser of other exporters' pages.
 
 One event-loop thread serves all connections, so that a slow or hostile client affects only itself: the number of
-connections, request size and duration are bounded, and all share one page.
+connections, request size and duration are bounded, and all share one page. Touches: one listening socket, one thread.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import math
 import os
+import re
 import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from eagle_eye.agent.files.foreign import content
-from eagle_eye.agent.loop.collector import Drops, TickFrame
+from eagle_eye.agent.collector import Drops, TickFrame
+from eagle_eye.agent.foreign_files import content
 from eagle_eye.schema.frame import Rank
 from eagle_eye.schema.metrics import METRICS, PROMETHEUS_PREFIX, MetricKind, MetricSpec, Scope
 from eagle_eye.schema.service import why_not_listening
+
+# Parses other exporters' pages: samples of the wanted metrics. Pure.
+#
+# Specification: https://prometheus.io/docs/instrumenting/exposition_formats/, version 0.0.4.
+LINE_CHARS_MAX = 16_384  # exporters on Kubernetes add labels by the dozen, not by the thousand
+LABELS_MAX = 64
+_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_LABEL = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*(,?)')
+_ESCAPE = re.compile(r"\\(.)")
+_MEANS = {"n": "\n", "\\": "\\", '"': '"'}
+
+
+class ParsedSample(NamedTuple):
+    """One line: a metric, its labels and its value, which may be NaN or infinite."""
+
+    name: str
+    labels: dict[str, str]
+    value: float
+
+
+def samples(text: str, wanted: Collection[str]) -> Iterator[ParsedSample | None]:
+    """Yield the wanted metrics' samples, None for one of their lines that cannot be parsed. Others are skipped."""
+    for line in io.StringIO(text):  # line by line: a page of short lines would be a list many times its size
+        found = _NAME.match(line)
+        if found is not None and found[0] in wanted:
+            yield _sample(found[0], line[found.end() :]) if len(line) <= LINE_CHARS_MAX else None
+
+
+def _sample(name: str, rest: str) -> ParsedSample | None:
+    labels: dict[str, str] = {}
+    at = 0
+    if rest.startswith("{"):
+        at, more = 1, True
+        while found := _LABEL.match(rest, at):
+            if not more or len(labels) >= LABELS_MAX:
+                return None
+            labels[found[1]] = _ESCAPE.sub(lambda escape: _MEANS.get(escape[1], escape[0]), found[2])
+            at, more = found.end(), bool(found[3])
+        if not rest.startswith("}", at):
+            return None
+        at += 1
+    elif not rest[:1].isspace():
+        return None
+    words = rest[at:].split()  # the value, and perhaps a timestamp
+    if not 1 <= len(words) <= 2:
+        return None
+    try:
+        return ParsedSample(name, labels, float(words[0]))
+    except ValueError:
+        return None
+
+
+# The text of /metrics, and the HTTP/1.1 server that shows it. Touches: one listening socket, one thread.
+#
+# One event-loop thread serves all connections, so that a slow or hostile client affects only itself: the number of
+# connections, request size and duration are bounded, and all share one page.
 
 # The agent's /metrics: the newest frame's rows and the agent's own state, in Prometheus' text format 0.0.4.
 #

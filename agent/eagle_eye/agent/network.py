@@ -18,7 +18,7 @@ from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
-from eagle_eye.agent.loop.collector import Unsupported
+from eagle_eye.agent.collector import Unsupported
 from eagle_eye.schema.names import is_name
 
 Ask = Callable[[str, mmap.mmap], None]  # sends the buffer's command to an interface's driver, which fills the buffer

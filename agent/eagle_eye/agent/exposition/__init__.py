@@ -1,1 +1,0 @@
-"""Prometheus text format: the agent's own ``/metrics``, and a parser for other exporters' pages."""

@@ -1,1 +1,0 @@
-"""Bounded, safe reading of files that others write or name."""

@@ -1,1 +1,0 @@
-"""Kernel messages: which lines report a device or host failure."""

@@ -1,1 +1,0 @@
-"""Parsers and clients for NCCL and its tools: flight-recorder dumps, Inspector lines, RAS replies."""

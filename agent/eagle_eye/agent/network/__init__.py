@@ -1,1 +1,0 @@
-"""The node's network ports and the names of its links."""

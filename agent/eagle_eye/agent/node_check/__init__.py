@@ -1,1 +1,0 @@
-"""Active checks, requested by the server and run in a child process."""
