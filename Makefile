@@ -108,7 +108,7 @@ docs: venv .venv-docs/.ready  ## the documentation as a site: build/site/index.h
 	rm -rf build/site-pages
 	mkdir -p build/site-pages/reference build/site-pages/how-to
 	$(BIN)/python packaging/site/api_reference.py > build/site-pages/reference/api-reference.md
-	$(BIN)/python packaging/site/notebook_page.py docs/how-to/incident-notebook.ipynb > build/site-pages/how-to/incident-notebook.md
+	$(BIN)/python packaging/site/other_pages.py docs/how-to/incident-notebook.ipynb > build/site-pages/how-to/incident-notebook.md
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
 
 .venv-docs/.ready: packaging/site/requirements.lock

@@ -33,8 +33,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from eagle_eye.demo.site import DemoNode, DemoSite, open_site
-from eagle_eye.demo.stack import Stack
+from eagle_eye.demo.stack import DemoNode, DemoSite, Stack, open_site
 
 STOPPED_S = 20.0
 TRAINS_WITHIN_S = 300.0  # on a busy machine

@@ -31,7 +31,7 @@ from benchmarks.cells import commits
 from benchmarks.cells.load import Fleet, job_nodes, loading
 from benchmarks.ingest.processes import GENERATOR_CORE, Course, Look, free_port, look, program
 from benchmarks.result_file import write_result
-from eagle_eye.demo.postgresql import programs
+from eagle_eye.demo.two_servers import postgresql_programs
 from eagle_eye.server.model.records import JobCell
 from eagle_eye.server.store.settings import DEFAULT_CELL, RecordsSettings
 from eagle_eye.server.store.sql_store import open_records
@@ -68,7 +68,7 @@ def main() -> int:
     parser.add_argument("--beside", type=Path, metavar="FOLDER", help="another working tree, to compare one cell with")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    bin_ = programs()
+    bin_ = postgresql_programs()
     if bin_ is None:
         sys.stderr.write("benchmarks.cells: PostgreSQL is not installed: apt-get install postgresql-15\n")
         return 2

@@ -29,7 +29,7 @@ from benchmarks.failover.plan import AWAY_S, KINDS, Item, draw
 from benchmarks.failover.run import Run
 from benchmarks.failover.servers import Database, database
 from benchmarks.failover.show import show
-from eagle_eye.demo.postgresql import programs
+from eagle_eye.demo.two_servers import postgresql_programs
 
 _COLUMNS = (*Progress.get_default_columns(), TimeElapsedColumn(), TextColumn("{task.fields[now]}"))
 
@@ -45,7 +45,7 @@ def main() -> int:
     except ValueError as error:
         sys.stderr.write(f"benchmarks.failover: --out: {error}\n")
         return 2
-    if (bin_ := programs()) is None:
+    if (bin_ := postgresql_programs()) is None:
         sys.stderr.write("benchmarks.failover: PostgreSQL is not installed: apt-get install postgresql-15\n")
         return 2
     items = draw(args.takeovers, args.seed, args.lease, args.kinds, args.away)

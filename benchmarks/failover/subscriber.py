@@ -23,14 +23,10 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.failover.said import Said
-from eagle_eye.orchestrators.claims import Claims
-from eagle_eye.orchestrators.errors import LowerEpochError
-from eagle_eye.orchestrators.intake import WebhookIntake
 from eagle_eye.orchestrators.ledger import Ledger
-from eagle_eye.orchestrators.protocol import Exclusion, JobState, Restart
-from eagle_eye.orchestrators.receiver import Receiver, listen_on
-from eagle_eye.orchestrators.reports import Reporter
-from eagle_eye.orchestrators.server_client import ServerClient
+from eagle_eye.orchestrators.protocol import Exclusion, JobState, LowerEpochError, Restart
+from eagle_eye.orchestrators.receiver import Receiver, WebhookIntake, listen_on
+from eagle_eye.orchestrators.server_client import Claims, Reporter, ServerClient
 from eagle_eye.orchestrators.subscriber import Subscriber
 from eagle_eye.orchestrators.subscription import SubscriptionKeeper, WantedSubscription
 from eagle_eye.schema.action import ACTION_REQUESTED, JobUpdate, MemberRank

@@ -21,8 +21,7 @@ from pathlib import Path
 import httpx
 
 from benchmarks.innocence.examine import Examined
-from eagle_eye.demo.site import NODES, open_site
-from eagle_eye.demo.stack import Stack, StageFailed
+from eagle_eye.demo.stack import NODES, Stack, StageFailed, open_site
 
 JOB = {"batch": "16"}
 TRAINS_WITHIN_S = 120.0

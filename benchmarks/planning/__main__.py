@@ -18,12 +18,10 @@ from typing import Any
 import msgspec
 
 from benchmarks.planning.exhaustive import Together, least_cut_s, least_mixture_s
-from eagle_eye.planning.layouts import plan_layouts
+from eagle_eye.planning.files import PROFILE_FORMAT, Layer, Profile
 from eagle_eye.planning.plan import Hardware, Plan
-from eagle_eye.planning.planner import make_plan
-from eagle_eye.planning.profile import FORMAT, Layer, Profile
-from eagle_eye.planning.simulation import simulate
-from eagle_eye.planning.step_time import step_time_s
+from eagle_eye.planning.planner import make_plan, plan_layouts
+from eagle_eye.planning.step_time import simulate, step_time_s
 from eagle_eye.planning.templates import ModelDoesNotFit, plan_templates
 
 GIB = 1 << 30
@@ -54,7 +52,7 @@ def main() -> int:
 def _speed(args: argparse.Namespace, chance: random.Random, layers_per_node: int) -> dict[str, Any]:
     """Plan a job of which a node holds so many layers, and have each node of each layout go."""
     job = Profile(
-        format=FORMAT,
+        format=PROFILE_FORMAT,
         micro_batch=1,
         layers=tuple(
             Layer(
@@ -123,7 +121,7 @@ def _exhaustive(cases: int, chance: random.Random) -> dict[str, Any]:
             )
             for number in range(chance.randint(1, SMALL_LAYERS))
         )  # fmt: skip
-        job = Profile(format=FORMAT, micro_batch=1, layers=layers)
+        job = Profile(format=PROFILE_FORMAT, micro_batch=1, layers=layers)
         nodes, tolerate, micro_batches = chance.randint(1, SMALL_NODES), chance.randint(0, 2), chance.randint(3, 8)
         hardware = Hardware(nodes=nodes, gpus_per_node=1, gpus_per_stage=1, gpu_memory_bytes=chance.randint(40, 400))
         try:

@@ -7,10 +7,9 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from eagle_eye.planning.files import Layer, Profile
 from eagle_eye.planning.plan import Template
-from eagle_eye.planning.profile import Layer, Profile
-from eagle_eye.planning.simulation import simulate
-from eagle_eye.planning.step_time import step_time_s
+from eagle_eye.planning.step_time import simulate, step_time_s
 
 
 class Together(NamedTuple):

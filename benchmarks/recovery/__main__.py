@@ -44,8 +44,7 @@ from benchmarks.recovery.site import (
 )
 from benchmarks.recovery.spent import spent
 from benchmarks.recovery.yard import Yard
-from eagle_eye.demo.site import DemoSite, open_site
-from eagle_eye.demo.stack import StageFailed
+from eagle_eye.demo.stack import DemoSite, StageFailed, open_site
 
 ITEM_S = 22.0
 OTHER_ARM_S = 90.0  # its start and end

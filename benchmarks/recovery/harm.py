@@ -11,8 +11,7 @@ import psutil
 
 from benchmarks.recovery.site import FireStack
 from eagle_eye.demo.faults import DemoJob, inject, throttle
-from eagle_eye.demo.site import ranks_of
-from eagle_eye.demo.stack import StageFailed
+from eagle_eye.demo.stack import StageFailed, ranks_of
 
 LASTING = frozenset({"unreachable", "nan"})  # a restart on the same node would meet it again
 ENDING = frozenset({"crash", "kill", "gpu_memory"})  # the job's other ranks end within milliseconds

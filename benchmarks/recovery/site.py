@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.recovery.gpus import Gpus
-from eagle_eye.demo.site import DemoNode, DemoSite, NamespaceSite
-from eagle_eye.demo.stack import SERVER_CONFIG, Stack, StageFailed
+from eagle_eye.demo.stack import SERVER_CONFIG, DemoNode, DemoSite, NamespaceSite, Stack, StageFailed
 
 NODES = tuple(f"node{number}" for number in range(1, 9))  # three train; the others are spares or being repaired
 MEMBERS = 3

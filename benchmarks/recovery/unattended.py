@@ -28,8 +28,16 @@ from benchmarks.recovery.harm import flap, harm, repair
 from benchmarks.recovery.newest import COMMAND_VARIABLE, FOLDER_VARIABLE
 from benchmarks.recovery.plan import Item
 from benchmarks.recovery.site import JOB_ARGUMENTS, MEMBERS, FireStack
-from eagle_eye.demo.site import JOB_VARIABLE, NODE_VARIABLE, DemoSite, processes_of
-from eagle_eye.demo.stack import CORRUPTION_MODULE, SCRIPT, StageFailed, end_with_parent
+from eagle_eye.demo.stack import (
+    CORRUPTION_MODULE,
+    JOB_VARIABLE,
+    NODE_VARIABLE,
+    SCRIPT,
+    DemoSite,
+    StageFailed,
+    end_with_parent,
+    processes_of,
+)
 
 COLLECTIVE_S = 60.0  # torch's own defaults are 10 minutes for NCCL and 30 for Gloo
 TRAINS_WITHIN_S = 180.0

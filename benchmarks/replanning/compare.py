@@ -19,8 +19,7 @@ from benchmarks.replanning.faults import Arm, Storm, draw
 from benchmarks.replanning.peers import STEPS_FOR_EVER, Peer, Torchft, Torchrun
 from benchmarks.replanning.planned import LOOK_S, NODES, STARTED_WITHIN_S, STEP_S, PlannedStack
 from benchmarks.replanning.torchft_with_eagle_eye import GuardedTorchft
-from eagle_eye.demo.site import DemoSite, open_site
-from eagle_eye.demo.stack import GLOBAL_BATCH, StageFailed
+from eagle_eye.demo.stack import GLOBAL_BATCH, DemoSite, StageFailed, open_site
 
 OURS, GUARDED = "Eagle Eye", "Eagle Eye with torchft"
 PEERS: Mapping[str, type[Peer]] = {"torchrun": Torchrun, "torchft": Torchft}

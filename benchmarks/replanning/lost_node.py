@@ -15,8 +15,7 @@ import msgspec
 from benchmarks.recovery.figures import percentile
 from benchmarks.recovery.outcome import steps_lost
 from benchmarks.replanning.planned import NODES, STARTED_WITHIN_S, PlannedStack, trains
-from eagle_eye.demo.site import open_site
-from eagle_eye.demo.stack import GLOBAL_BATCH, StageFailed
+from eagle_eye.demo.stack import GLOBAL_BATCH, StageFailed, open_site
 
 LOSSES = ("unreachable", "hang")  # in turns: what excludes a node at once
 STEPS_FOR_EVER = 1_000_000

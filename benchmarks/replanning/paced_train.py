@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 from eagle_eye.demo import pipeline_train
+from eagle_eye.planning.files import read_plan
 from eagle_eye.planning.plan import Plan
-from eagle_eye.planning.plan_file import read_plan
 
 
 def pace_s(plan: Plan, nodes: int, step_s: float) -> float:

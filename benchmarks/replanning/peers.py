@@ -27,8 +27,17 @@ from benchmarks.recovery.site import Lines
 from benchmarks.replanning import planned
 from benchmarks.replanning.planned import STEP_S, trains
 from benchmarks.torchft.processes import await_answer, ended, lighthouse
-from eagle_eye.demo.site import JOB_VARIABLE, NODE_VARIABLE, DemoNode, DemoSite, processes_of
-from eagle_eye.demo.stack import GLOBAL_BATCH, StageFailed, end_with_parent, free_port
+from eagle_eye.demo.stack import (
+    GLOBAL_BATCH,
+    JOB_VARIABLE,
+    NODE_VARIABLE,
+    DemoNode,
+    DemoSite,
+    StageFailed,
+    end_with_parent,
+    free_port,
+    processes_of,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 CHECKPOINT_STEPS = 10  # what the job of pipelines has on storage by default

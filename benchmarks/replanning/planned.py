@@ -10,7 +10,7 @@ from benchmarks.recovery import harm as harming
 from benchmarks.recovery.harm import Harm
 from benchmarks.recovery.site import FireStack, can_simulate_gpus
 from benchmarks.recovery.yard import Yard
-from eagle_eye.demo.site import DemoSite
+from eagle_eye.demo.stack import DemoSite
 
 NODES = ("node1", "node2", "node3", "node4")
 PACED = Path(__file__).with_name("paced_train.py")

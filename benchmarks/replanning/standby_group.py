@@ -17,8 +17,7 @@ from typing import NoReturn
 import benchmarks.replanning.torchft_train  # noqa: F401 - so that no group has to
 from benchmarks.replanning.peers import AGAIN_S
 from benchmarks.torchft.storm import read_excluded
-from eagle_eye.orchestrators.launch.likeness import run_as_main, show
-from eagle_eye.orchestrators.launch.own_process import PR_SET_PDEATHSIG, prctl
+from eagle_eye.orchestrators.launch.own_process import PR_SET_PDEATHSIG, prctl, run_as_main, show
 
 LOOK_S = 0.05
 

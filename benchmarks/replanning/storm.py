@@ -18,8 +18,7 @@ from typing import Any
 from benchmarks.recovery.outcome import steps_lost
 from benchmarks.replanning.faults import Fault, Storm, draw
 from benchmarks.replanning.planned import LOOK_S, NODES, STARTED_WITHIN_S, STEP_S, PlannedStack
-from eagle_eye.demo.site import open_site
-from eagle_eye.demo.stack import GLOBAL_BATCH, StageFailed
+from eagle_eye.demo.stack import GLOBAL_BATCH, StageFailed, open_site
 
 UNDISTURBED = Path(__file__).with_name("plain_train.py")
 STEPS_RATIO = 0.5  # a job's steps, of those that it would make undisturbed while its faults come

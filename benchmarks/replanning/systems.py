@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from benchmarks.replanning.traces import Pause
+from eagle_eye.planning.files import Profile, sums
 from eagle_eye.planning.plan import Hardware, NoLayout, Plan, Template
-from eagle_eye.planning.profile import Profile, sums
-from eagle_eye.planning.simulation import simulate
+from eagle_eye.planning.step_time import simulate
 
 # What a reconfiguration takes, by model: local_rendezvous_timeout_delta in oobleck_simulator.py and bamboo_simulator.py
 # (github.com/SymbioticLab/Oobleck, tools/simulator: what Oobleck's authors made their figure 9 with). The smallest

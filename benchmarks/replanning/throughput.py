@@ -19,10 +19,10 @@ from benchmarks.replanning.systems import (
     oobleck_templates,
 )
 from benchmarks.replanning.traces import Pause, System
+from eagle_eye.planning.files import Profile
 from eagle_eye.planning.measuring import measure as measure_layers
 from eagle_eye.planning.plan import Hardware
 from eagle_eye.planning.planner import make_plan
-from eagle_eye.planning.profile import Profile
 
 MODEL = "benchmarks.replanning.model:job"
 ROUNDS = 15

@@ -21,8 +21,7 @@ from benchmarks.recovery import harm as harming
 from benchmarks.recovery.site import config
 from benchmarks.replanning.peers import Torchft
 from benchmarks.torchft.sick import EagleEye
-from eagle_eye.demo.site import DemoNode, DemoSite, processes_of
-from eagle_eye.demo.stack import free_port
+from eagle_eye.demo.stack import DemoNode, DemoSite, free_port, processes_of
 
 LOOK_EVERY_S = 1.0
 ROOM = f"ROOM={'.' * 8192}"  # for what /proc is to show of a forked group

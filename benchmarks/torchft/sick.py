@@ -18,8 +18,7 @@ import httpx
 from benchmarks.torchft.figures import first_step_s, level, loss_back_s, ratio
 from benchmarks.torchft.processes import Group, Timing, running_lighthouse, standby
 from benchmarks.torchft.storm import LOOK_S, Storm, read_excluded
-from eagle_eye.demo.site import LoopbackSite
-from eagle_eye.demo.stack import STARTED_WITHIN_S, Stack
+from eagle_eye.demo.stack import STARTED_WITHIN_S, LoopbackSite, Stack
 
 FAULTS = ("slow", "nan", "corrupt")
 GROUPS_MIN = 4  # with fewer nobody can tell which one is off

@@ -15,7 +15,7 @@ import msgspec
 
 from benchmarks.recovery.hand import send
 from benchmarks.torchft.processes import Group, Reports
-from eagle_eye.orchestrators.errors import CannotCarryOutError
+from eagle_eye.orchestrators.protocol import CannotCarryOutError
 from eagle_eye.orchestrators.torchft.orchestrator import Lighthouse
 from eagle_eye.schema.action import ACTION_REQUESTED, NODE_READMITTED, ActionRequest
 

@@ -1,4 +1,4 @@
-"""What the host packages are: a table that everything else reads."""
+"""What the host packages are: a table that everything else reads, and which files of the repository are in them."""
 
 from __future__ import annotations
 
@@ -124,3 +124,24 @@ def epoch_s() -> int:
         return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     except (OSError, ValueError, subprocess.CalledProcessError):
         return int((REPOSITORY / "pyproject.toml").stat().st_mtime)
+
+
+CACHES = ("__pycache__", ".mypy_cache", ".ruff_cache")
+
+
+def files(folder: str, repository: Path = REPOSITORY) -> list[Path]:
+    """Return the files below a folder of the repository, sorted: what git tracks, as it is now.
+
+    What is not a clone, such as an unpacked sdist, holds nothing else: there it is all but caches. Raises
+    FileNotFoundError where the folder has none, CalledProcessError where git does not answer.
+    """
+    if (repository / ".git").exists():
+        command = ["git", "-C", str(repository), "ls-files", "-z", "--", folder]
+        listed = subprocess.run(command, capture_output=True, check=True).stdout.decode().split("\0")
+        found = [repository / name for name in listed if name]
+    else:
+        found = [path for path in (repository / folder).rglob("*") if not set(CACHES) & set(path.parts)]
+    there = sorted(path for path in found if path.is_file())
+    if not there:
+        raise FileNotFoundError(f"{repository / folder} has no files: is this the whole repository?")
+    return there

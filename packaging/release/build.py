@@ -18,8 +18,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from release.errors import ReleaseError
-from release.libraries import ROOT, project
+from release.libraries import ROOT, ReleaseError, project
 
 EPOCH = "SOURCE_DATE_EPOCH"
 

@@ -1,4 +1,7 @@
-"""Which locked libraries a set of extras brings: read from pyproject.toml, requirements.lock and installed metadata."""
+"""The libraries that are shipped: the locked ones that extras bring, and those whose code lies in this repository.
+
+Read from pyproject.toml, requirements.lock, installed metadata, and the table in the vendor folder's README.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ import msgspec
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from release.errors import ReleaseError
+
+class ReleaseError(Exception):
+    """The repository cannot be released as it is; the message says what to mend."""
+
 
 ROOT = Path(__file__).parents[2]
 # The lock has torch's CPU build. PyPI's other one asks for CUDA's libraries, which NVIDIA licenses to its installer.
@@ -140,3 +146,37 @@ def _environment(python: str) -> dict[str, str]:
         "python_version": python,
         "sys_platform": "linux",
     }
+
+
+VENDOR = ROOT / "server/eagle_eye/server/web/page/vendor"
+PORTION = "server"  # whoever ships this one ships them
+VENDORED_ROW = re.compile(
+    r"\| `(?P<folder>[\w.-]+)` \| `(?P<package>[\w.@/-]+)` [^|]*\| (?P<version>[\w.-]+) \| (?P<licence>[^|]+) \|"
+)
+
+
+class Vendored(NamedTuple):
+    """One library, from npm."""
+
+    folder: Path
+    name: str
+    version: str
+    licence: str
+
+
+def vendored() -> list[Vendored]:
+    """Return the libraries; raise ReleaseError where table and folders differ, or one has no licence file."""
+    table = (VENDOR / "README.md").read_text(encoding="utf-8")
+    found = [
+        Vendored(VENDOR / row["folder"], row["package"], row["version"], row["licence"].strip())
+        for row in VENDORED_ROW.finditer(table)
+    ]
+    there = {folder.name for folder in VENDOR.iterdir() if folder.is_dir()}
+    if there != {each.folder.name for each in found}:
+        raise ReleaseError(
+            f"{VENDOR / 'README.md'} and the folders beside it ({', '.join(sorted(there))}) name different libraries"
+        )
+    for each in found:
+        if not (each.folder / "LICENSE").is_file():
+            raise ReleaseError(f"{each.folder} has no LICENSE: its authors ask for it to come along")
+    return found

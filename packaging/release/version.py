@@ -17,8 +17,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import NamedTuple
 
-from release.errors import ReleaseError
-from release.libraries import ROOT, project
+from release.libraries import ROOT, ReleaseError, project
 
 VERSION = r"\d+\.\d+\.\d+(?:(?:a|b|rc)\d+)?"
 # An image's tag, a package's or archive's file name, the chart, and what the compose file calls its images.

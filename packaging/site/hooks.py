@@ -23,8 +23,8 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
+from other_pages import write_redirects
 from pymdownx.slugs import slugify
-from redirects import write as write_redirects
 
 ROOT = Path(__file__).resolve().parents[2]
 GENERATED = ROOT / "build" / "site-pages"

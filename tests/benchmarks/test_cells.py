@@ -13,7 +13,7 @@ import pytest
 from benchmarks.cells.__main__ import compared, cpu_s
 from benchmarks.cells.load import Fleet, job_nodes
 from benchmarks.ingest.processes import Look
-from eagle_eye.demo.postgresql import programs
+from eagle_eye.demo.two_servers import postgresql_programs
 
 
 def test_a_cells_jobs_have_all_its_nodes_and_the_generators_names() -> None:
@@ -65,7 +65,7 @@ def test_a_run_that_could_not_keep_up_is_not_compared() -> None:
 
 
 @pytest.mark.slow  # servers and generators in processes of their own
-@pytest.mark.skipif(programs() is None, reason="PostgreSQL is not installed (apt-get install postgresql-15)")
+@pytest.mark.skipif(postgresql_programs() is None, reason="PostgreSQL is not installed (apt-get install postgresql-15)")
 def test_two_cells_take_what_one_takes_and_lose_nothing(tmp_path: Path) -> None:
     out = tmp_path / "cells.json"
     command = [sys.executable, "-m", "benchmarks.cells", "--cells", "1,2", "--nodes", "16", "--seconds", "12"]
@@ -78,7 +78,7 @@ def test_two_cells_take_what_one_takes_and_lose_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow  # processes that write
-@pytest.mark.skipif(programs() is None, reason="PostgreSQL is not installed (apt-get install postgresql-15)")
+@pytest.mark.skipif(postgresql_programs() is None, reason="PostgreSQL is not installed (apt-get install postgresql-15)")
 def test_what_several_processes_decide_is_counted(tmp_path: Path) -> None:
     out = tmp_path / "commits.json"
     command = [sys.executable, "-m", "benchmarks.cells", "--writers", "1,2", "--seconds", "1"]

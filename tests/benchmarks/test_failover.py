@@ -17,7 +17,7 @@ from benchmarks.failover.keeping import keep, opened
 from benchmarks.failover.plan import AWAY, KINDS, SAME_LEADER, draw
 from benchmarks.failover.relay import Relay, Streams, Trap
 from benchmarks.failover.said import Said, Term
-from eagle_eye.demo.postgresql import programs
+from eagle_eye.demo.two_servers import postgresql_programs
 
 TAKEOVERS = 50
 SETTINGS = {"lease_s": 5.0, "away_s": 60.0, "seed": 1, "kinds": list(KINDS)}
@@ -195,7 +195,7 @@ def test_a_relay_that_is_cut_takes_no_connection_and_passes_nothing_until_it_is_
 
 
 @pytest.mark.slow  # two servers that take over from each other for minutes
-@pytest.mark.skipif(programs() is None, reason="PostgreSQL is not installed (apt-get install postgresql-15)")
+@pytest.mark.skipif(postgresql_programs() is None, reason="PostgreSQL is not installed (apt-get install postgresql-15)")
 def test_in_fifty_takeovers_nothing_is_lost_done_twice_or_done_for_a_former_leader(tmp_path: Path) -> None:
     words = ["--takeovers", str(TAKEOVERS), "--lease", "1", "--away", "5", "--json", "--folder", str(tmp_path)]
     done = subprocess.run(

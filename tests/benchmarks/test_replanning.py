@@ -37,9 +37,9 @@ from benchmarks.replanning.systems import (
 from benchmarks.replanning.traces import Event, Pause
 from eagle_eye.demo.pipeline_train import read_layout
 from eagle_eye.demo.stack import StageFailed
+from eagle_eye.planning.files import PROFILE_FORMAT, Layer, Profile
 from eagle_eye.planning.plan import Hardware, Plan
 from eagle_eye.planning.planner import make_plan
-from eagle_eye.planning.profile import FORMAT, Layer, Profile
 
 ROOT = Path(__file__).resolve().parents[2]
 EVEN = Passes(1.0, 2.0)
@@ -47,7 +47,7 @@ EVEN = Passes(1.0, 2.0)
 
 def profile(layers: int = 8) -> Profile:
     return Profile(
-        format=FORMAT, micro_batch=1,
+        format=PROFILE_FORMAT, micro_batch=1,
         layers=tuple(
             Layer(layer=number, forward_s=0.01, backward_s=0.02, parameter_bytes=100, optimizer_bytes=200,
                   activation_bytes=1)

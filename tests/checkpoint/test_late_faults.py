@@ -14,7 +14,7 @@ import pytest
 from eagle_eye.agent.collectors.memory_checkpoint import MemoryCheckpointCollector
 from eagle_eye.checkpoint.messages import Captured
 from eagle_eye.detectors.types import Verdict
-from eagle_eye.orchestrators.intake import resume_from
+from eagle_eye.orchestrators.receiver import resume_from
 from eagle_eye.schema.action import ActionRequest, MemberRank
 from eagle_eye.schema.checkpoint_files import read_standing, read_steps, whole_in_memory
 from eagle_eye.server.delivery.events import request_data

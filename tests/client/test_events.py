@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from eagle_eye.client import Client, LimitReached, Refused, ServerEvent, Unreachable, event_stream
-from eagle_eye.client.event_stream import EventStream, messages
+from eagle_eye.client import Client, LimitReached, Refused, ServerEvent, Unreachable, http_client
+from eagle_eye.client.http_client import EventStream, event_messages
 from eagle_eye.server.model.records import Node
 from eagle_eye.server.security.auth import mint
 from eagle_eye.server.store import sql_store
@@ -20,7 +20,7 @@ from tests.server.builders import NOW, FakeClock, Running, action, incident, run
 @pytest.fixture(autouse=True)
 def short_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """An event that is missed ends a test, and does not have it wait for ever."""
-    monkeypatch.setattr(event_stream, "SILENCE_S", 3.0)
+    monkeypatch.setattr(http_client, "SILENCE_S", 3.0)
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def test_who_was_away_too_long_is_told_to_read_anew(server: Running, monkeypatch
     monkeypatch.setattr(sql_store, "CHANGES_KEPT", 2)
     commit(server, "a", "b", "c", "d", "e")
     server.dispatcher.services.store.prune(NOW, 1e9)
-    assert next(Client(server.url).events(after=0)) == ServerEvent(5, event_stream.RESET, {})
+    assert next(Client(server.url).events(after=0)) == ServerEvent(5, http_client.RESET, {})
 
 
 def test_a_refusal_is_no_lost_connection(server: Running, tmp_path: Path) -> None:
@@ -173,10 +173,10 @@ def test_a_message_that_was_cut_off_is_none() -> None:
     expected = [{"id": "7", "event": "job", "data": '{"job": "a"}'}]
     for cut in range(len(whole)):
         lines = iter((b": hello\n\n" + whole + whole[:cut]).splitlines(keepends=True))
-        assert list(messages(lambda _most, lines=lines: next(lines, b""))) == expected  # type: ignore[misc]
+        assert list(event_messages(lambda _most, lines=lines: next(lines, b""))) == expected  # type: ignore[misc]
 
 
 def test_an_event_without_end_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eagle_eye.client.http_client.ANSWER_BYTES_MAX", 1 << 20)
     with pytest.raises(LimitReached, match="more than 1 MiB"):
-        list(messages(lambda most: b"x" * most))
+        list(event_messages(lambda most: b"x" * most))

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from eagle_eye.demo.postgresql import programs
+from eagle_eye.demo.two_servers import postgresql_programs
 from eagle_eye.orchestrators.protocol import JobState
 from eagle_eye.server.store.settings import RecordsSettings
 from eagle_eye.server.store.sql_store import open_records
@@ -66,7 +66,7 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    if (bin_ := programs()) is None:
+    if (bin_ := postgresql_programs()) is None:
         pytest.skip("PostgreSQL is not installed (apt-get install postgresql-15)")
     with serving_postgresql(bin_) as postgresql, shipped(tmp_path, JOB, SECRET) as orchestrator:
         yield Site(postgresql.new_database(), tmp_path, orchestrator)

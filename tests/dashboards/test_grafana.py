@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dashboards.grafana.source import __main__ as source
-from dashboards.grafana.source.descriptions import described
+from dashboards.grafana.source.parts import described
 from eagle_eye.schema.metrics import METRICS, PROMETHEUS_PREFIX
 from tests.dashboards.boards import GRAFANA, METRIC, NAMES, Asked, filled, panels, queries, read, variables
 from tests.dashboards.site import Site, watched

@@ -10,7 +10,7 @@ import pytest
 
 from eagle_eye.cli.main import main
 from eagle_eye.demo import command
-from eagle_eye.demo.load import LOOK_EVERY_S, WITHIN_S, MachineLoad, TooBusy, measured_load
+from eagle_eye.demo.command import LOOK_EVERY_S, WITHIN_S, MachineLoad, TooBusy, measured_load
 
 CORES = 2
 

@@ -10,10 +10,10 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed: pip install eagle-eye[ml]")
 
 from eagle_eye.cli.main import main
-from eagle_eye.demo import postgresql
+from eagle_eye.demo import two_servers
 from tests.demo.running import demo_of
 
-needs_postgresql = pytest.mark.skipif(bool(postgresql.missing()), reason=postgresql.missing())
+needs_postgresql = pytest.mark.skipif(bool(two_servers.postgresql_missing()), reason=two_servers.postgresql_missing())
 
 
 @pytest.mark.slow
@@ -39,7 +39,7 @@ def databases() -> set[Path]:
 def test_without_postgresql_one_line_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(postgresql, "PLACES", ())
+    monkeypatch.setattr(two_servers, "PLACES", ())
     monkeypatch.setenv("PATH", "")
     assert main(["demo", "--ha"]) == 2
     [line] = capsys.readouterr().err.splitlines()
@@ -56,5 +56,5 @@ def test_the_newest_programs_are_taken(monkeypatch: pytest.MonkeyPatch, tmp_path
     for version in ("9", "15", "14"):
         (tmp_path / version / "bin").mkdir(parents=True)
         (tmp_path / version / "bin/initdb").touch()
-    monkeypatch.setattr(postgresql, "PLACES", (f"{tmp_path}/*/bin",))
-    assert postgresql.programs() == tmp_path / "15/bin"
+    monkeypatch.setattr(two_servers, "PLACES", (f"{tmp_path}/*/bin",))
+    assert two_servers.postgresql_programs() == tmp_path / "15/bin"

@@ -17,9 +17,9 @@ GENERATED = {"reference/api-reference.html"}  # by make docs, of the app's own s
 
 
 @cache
-def redirects() -> ModuleType:
-    """Return packaging/site/redirects.py."""
-    spec = importlib.util.spec_from_file_location("redirects", ROOT / "packaging" / "site" / "redirects.py")
+def other_pages() -> ModuleType:
+    """Return packaging/site/other_pages.py."""
+    spec = importlib.util.spec_from_file_location("other_pages", ROOT / "packaging" / "site" / "other_pages.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -27,7 +27,7 @@ def redirects() -> ModuleType:
     return module
 
 
-MOVED = sorted(redirects().moved().items())
+MOVED = sorted(other_pages().moved().items())
 
 
 def source(address: str) -> Path:
@@ -47,7 +47,7 @@ def test_an_old_address_leads_to_a_page_that_exists_and_is_no_pages_own(old: str
 
 @pytest.mark.parametrize(("old", "new"), [("a.html", "b/c.html"), ("project/a.html", "b/index.html")])
 def test_a_redirect_is_relative_to_its_own_folder_and_keeps_the_heading(old: str, new: str) -> None:
-    html = redirects().page(old, new)
+    html = other_pages().redirect(old, new)
     for found in (r'canonical" href="(.*?)"', r'url=(.*?)"', r'<a href="(.*?)"', r'replace\("(.*?)" \+ location.hash'):
         (there,) = re.findall(found, html)
         assert posixpath.normpath(posixpath.join(posixpath.dirname(old), there)) == new
@@ -57,7 +57,7 @@ def test_redirects_are_written_beside_the_pages(tmp_path: Path) -> None:
     for _, new in MOVED:
         (tmp_path / new).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / new).touch()
-    redirects().write(tmp_path)
+    other_pages().write_redirects(tmp_path)
     assert [old for old, _ in MOVED if not (tmp_path / old).stat().st_size] == []
 
 
@@ -67,9 +67,9 @@ def test_a_redirect_never_takes_the_place_of_a_page(tmp_path: Path) -> None:
             (tmp_path / address).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / address).touch()
     with pytest.raises(FileExistsError):
-        redirects().write(tmp_path)
+        other_pages().write_redirects(tmp_path)
 
 
 def test_a_redirect_to_nowhere_ends_the_build(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"moved\.toml"):
-        redirects().write(tmp_path)
+        other_pages().write_redirects(tmp_path)

@@ -92,7 +92,7 @@ def test_it_is_kept_without_what_goes_stale() -> None:
 
 def page() -> str:
     """Return the notebook as the site's page."""
-    program = ROOT / "packaging/site/notebook_page.py"
+    program = ROOT / "packaging/site/other_pages.py"
     done = subprocess.run(
         [sys.executable, program, notebook.NOTEBOOK], capture_output=True, text=True, check=True, timeout=30
     )
@@ -109,5 +109,5 @@ def test_its_page_has_every_cell() -> None:
 
 def test_make_docs_writes_its_page() -> None:
     target = (ROOT / "Makefile").read_text(encoding="utf-8").partition("\ndocs: ")[2].partition("\n\n")[0]
-    assert "notebook_page.py docs/how-to/incident-notebook.ipynb" in target
+    assert "other_pages.py docs/how-to/incident-notebook.ipynb" in target
     assert "build/site-pages/how-to/incident-notebook.md" in target

@@ -11,10 +11,9 @@ from typing import Any, Protocol
 
 import pytest
 
-from eagle_eye.orchestrators.errors import CannotCarryOutError
-from eagle_eye.orchestrators.intake import Readmission, WebhookIntake, Work, refusal
 from eagle_eye.orchestrators.ledger import Ledger
-from eagle_eye.orchestrators.protocol import Cause, Exclusion, Orchestrator, Previews, Restart
+from eagle_eye.orchestrators.protocol import CannotCarryOutError, Cause, Exclusion, Orchestrator, Previews, Restart
+from eagle_eye.orchestrators.receiver import Readmission, WebhookIntake, Work, refusal
 from eagle_eye.orchestrators.subscriber import Subscriber
 from eagle_eye.schema.action import ActionRequest, ReportState
 from tests.orchestrators.builders import action, event_body

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from eagle_eye.orchestrators.intake import refusal
 from eagle_eye.orchestrators.protocol import JobState
+from eagle_eye.orchestrators.receiver import refusal
 from eagle_eye.schema.action import MemberRank
 from tests.orchestrators.builders import action
 

@@ -11,10 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from eagle_eye.orchestrators.claims import Claims, StoppingError
-from eagle_eye.orchestrators.errors import RejectedError, ServerUnreachableError
 from eagle_eye.orchestrators.ledger import Ledger
-from eagle_eye.orchestrators.server_client import ServerClient
+from eagle_eye.orchestrators.protocol import RejectedError, ServerUnreachableError
+from eagle_eye.orchestrators.server_client import Claims, ServerClient, StoppingError
 from eagle_eye.orchestrators.subscriber import Subscriber
 from eagle_eye.schema.action import ActionRequest, Report, ReportState
 from tests.orchestrators.builders import action, rfc3339

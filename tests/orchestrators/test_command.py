@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from eagle_eye.orchestrators import logs
-from eagle_eye.orchestrators.errors import OrchestratorError
+from eagle_eye.orchestrators import command_line
 from eagle_eye.orchestrators.launch import command
+from eagle_eye.orchestrators.launch.coordinator import LauncherMemory, MemoryFile
 from eagle_eye.orchestrators.launch.logs import Output
-from eagle_eye.orchestrators.launch.persisted_state import LauncherMemory, MemoryFile
 from eagle_eye.orchestrators.launch.state import LauncherNodes, State
+from eagle_eye.orchestrators.protocol import OrchestratorError
 from eagle_eye.schema.configuration import ConfigurationError
 
 
@@ -106,7 +106,7 @@ def test_names_in_the_log_begin_no_line_of_their_own(capsys: pytest.CaptureFixtu
     handlers, level = root.handlers, root.level
     root.handlers = []
     try:
-        logs.to_stderr()
+        command_line.to_stderr()
         logging.getLogger("x").error(
             "node %s", "n1\nINFO forged\x1b[2J\u2028", exc_info=ValueError("first\nERROR second")
         )

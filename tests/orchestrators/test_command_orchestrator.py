@@ -15,15 +15,21 @@ from pathlib import Path
 
 import pytest
 
-from eagle_eye.orchestrators.command import orchestrator
-from eagle_eye.orchestrators.command.orchestrator import (
+from eagle_eye.orchestrators import site_program
+from eagle_eye.orchestrators.protocol import (
+    CannotCarryOutError,
+    Exclusion,
+    JobState,
+    Orchestrator,
+    OrchestratorError,
+    Restart,
+)
+from eagle_eye.orchestrators.site_program import (
     OUTPUT_BYTES_MAX,
     CommandOrchestrator,
     Programs,
     ProgramTimeouts,
 )
-from eagle_eye.orchestrators.errors import CannotCarryOutError, OrchestratorError
-from eagle_eye.orchestrators.protocol import Exclusion, JobState, Orchestrator, Restart
 from eagle_eye.schema.action import JobUpdate, MemberRank
 from tests.orchestrators.contract import OrchestratorContract, cause
 
@@ -204,7 +210,7 @@ def test_a_state_that_is_not_understood_is_not_taken_for_one(playing: Playing, a
 
 
 def test_too_long_a_run_is_killed_with_all_its_session(playing: Playing, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(orchestrator, "KILL_AFTER_S", 0.3)
+    monkeypatch.setattr(site_program, "KILL_AFTER_S", 0.3)
     slow = playing.program(
         "import os, signal, subprocess, sys, time\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -257,7 +263,7 @@ def test_a_job_of_many_nodes_is_told_whole(playing: Playing, monkeypatch: pytest
     state = orchestrator.state("j")
     assert state is not None
     assert len(state.nodes) == 20_000
-    monkeypatch.setattr("eagle_eye.orchestrators.command.orchestrator.STATE_BYTES_MAX", 100_000)
+    monkeypatch.setattr("eagle_eye.orchestrators.site_program.STATE_BYTES_MAX", 100_000)
     with pytest.raises(CannotCarryOutError, match="answer to 'state' has more than 100000 bytes"):
         orchestrator.state("j")
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from eagle_eye.orchestrators.intake import Readmission, Resumption
+from eagle_eye.orchestrators.receiver import Readmission, Resumption
 from eagle_eye.orchestrators.subscriber import Lanes, concerns
 from tests.orchestrators.builders import action
 

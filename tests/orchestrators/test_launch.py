@@ -33,7 +33,7 @@ from eagle_eye.orchestrators.launch.messages import (
     decode_from_runner,
     line,
 )
-from eagle_eye.planning.rank_layout import LAYOUT_VARIABLE, RankLayout, rank_layout
+from eagle_eye.planning.plan import LAYOUT_VARIABLE, RankLayout, rank_layout
 from eagle_eye.schema.action import NODE_READMITTED
 from tests.orchestrators.builders import StubServer, action, deliver, event_body, signed_headers, stub_server
 from tests.planning.jobs import plan

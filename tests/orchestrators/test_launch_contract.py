@@ -7,12 +7,11 @@ from typing import Any, cast
 
 import pytest
 
-from eagle_eye.orchestrators.errors import CannotCarryOutError
 from eagle_eye.orchestrators.launch import events as on
 from eagle_eye.orchestrators.launch import orders as to
 from eagle_eye.orchestrators.launch.command import LaunchOrchestrator
 from eagle_eye.orchestrators.launch.state import ENDED
-from eagle_eye.orchestrators.protocol import JobState
+from eagle_eye.orchestrators.protocol import CannotCarryOutError, JobState
 from tests.orchestrators.contract import OrchestratorContract
 from tests.orchestrators.test_machine import NODES, Story
 

@@ -21,11 +21,17 @@ from eagle_eye.orchestrators.launch import events as on
 from eagle_eye.orchestrators.launch import logs
 from eagle_eye.orchestrators.launch.checkpoints import find_checkpoints
 from eagle_eye.orchestrators.launch.coordinator import ProgressReporter, flaw
-from eagle_eye.orchestrators.launch.job import ObservedProgress
 from eagle_eye.orchestrators.launch.messages import RankSight, Seen, StartedRank
-from eagle_eye.orchestrators.launch.prepare import LAUNCH_VARIABLE, Checked, check_node, end_leftovers, run_check
-from eagle_eye.orchestrators.launch.runner import look_at_ranks, reaches
-from eagle_eye.orchestrators.launch.runners import _seen
+from eagle_eye.orchestrators.launch.runner import (
+    LAUNCH_VARIABLE,
+    Checked,
+    check_node,
+    end_leftovers,
+    look_at_ranks,
+    reaches,
+    run_check,
+)
+from eagle_eye.orchestrators.launch.runners import ObservedProgress, _seen
 from eagle_eye.orchestrators.launch.store import AttemptStore
 
 WITHIN_S = 30.0
@@ -176,7 +182,7 @@ def test_a_check_that_does_not_end_is_ended_and_cannot_tell() -> None:
 
 
 def test_without_gpus_nothing_is_checked_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eagle_eye.orchestrators.launch.prepare._GPUS", ("/nonexistent",))
+    monkeypatch.setattr("eagle_eye.orchestrators.launch.runner._GPUS", ("/nonexistent",))
     assert check_node("auto", 1.0) == Checked("not checked", "no GPUs here")
     assert check_node("off", 1.0) == Checked("not checked")
 

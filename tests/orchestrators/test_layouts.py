@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 from eagle_eye.orchestrators.launch import command
 from eagle_eye.orchestrators.launch import events as on
 from eagle_eye.orchestrators.launch import orders as to
+from eagle_eye.orchestrators.launch.attempt import pace_left_ratio
 from eagle_eye.orchestrators.launch.command import LaunchOrchestrator
-from eagle_eye.orchestrators.launch.gathering import pace_left_ratio
 from eagle_eye.orchestrators.launch.state import Phase, lay_out
 from eagle_eye.orchestrators.protocol import Cause, Exclusion
-from eagle_eye.planning.plan import Plan
-from eagle_eye.planning.rank_layout import nodes_used
+from eagle_eye.planning.plan import Plan, nodes_used
 from eagle_eye.schema.configuration import ConfigurationError
 from tests.orchestrators.test_machine import Story, exclude, failed, restart
 from tests.planning.jobs import plan

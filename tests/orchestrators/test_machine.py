@@ -14,8 +14,8 @@ from eagle_eye.orchestrators.launch import events as on
 from eagle_eye.orchestrators.launch import orders as to
 from eagle_eye.orchestrators.launch.attempt import DONE_ALONE_S, KILLED_MAX
 from eagle_eye.orchestrators.launch.checkpoints import Span
+from eagle_eye.orchestrators.launch.coordinator import LauncherMemory, remember, resume
 from eagle_eye.orchestrators.launch.machine import step
-from eagle_eye.orchestrators.launch.persisted_state import LauncherMemory, remember, resume
 from eagle_eye.orchestrators.launch.state import ENDED, UP, LauncherNodes, Phase, Rules, State, due_s
 from eagle_eye.planning.plan import Plan
 from eagle_eye.schema.action import RestartScope

@@ -17,12 +17,11 @@ import httpx
 import pytest
 
 from eagle_eye.cli.main import main
-from eagle_eye.orchestrators.command.orchestrator import CommandOrchestrator
-from eagle_eye.orchestrators.errors import OrchestratorError
 from eagle_eye.orchestrators.orchestrate import settings
-from eagle_eye.orchestrators.orchestrate.service import Service
+from eagle_eye.orchestrators.orchestrate.service import SecretFile, Service
 from eagle_eye.orchestrators.orchestrate.settings import KINDS
-from eagle_eye.orchestrators.secret_file import SecretFile
+from eagle_eye.orchestrators.protocol import OrchestratorError
+from eagle_eye.orchestrators.site_program import CommandOrchestrator
 from eagle_eye.schema.action import NODE_READMITTED
 from tests.loopback import free_port
 from tests.orchestrators.builders import (

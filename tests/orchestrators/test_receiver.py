@@ -13,11 +13,9 @@ import httpx
 import pytest
 
 from eagle_eye.orchestrators import receiver as receiving
-from eagle_eye.orchestrators.errors import CannotCarryOutError, OrchestratorError
-from eagle_eye.orchestrators.intake import Readmission, Resumption, WebhookIntake
 from eagle_eye.orchestrators.ledger import Ledger
-from eagle_eye.orchestrators.protocol import JobState
-from eagle_eye.orchestrators.receiver import Receiver, listen_on, url_of
+from eagle_eye.orchestrators.protocol import CannotCarryOutError, JobState, OrchestratorError
+from eagle_eye.orchestrators.receiver import Readmission, Receiver, Resumption, WebhookIntake, listen_on, url_of
 from eagle_eye.schema.action import (
     ACTION_WITHDRAWN,
     HEARTBEAT,

@@ -15,9 +15,8 @@ from typing import Any
 
 import pytest
 
-from eagle_eye.orchestrators.command.orchestrator import CommandOrchestrator, Programs
-from eagle_eye.orchestrators.errors import CannotCarryOutError
-from eagle_eye.orchestrators.protocol import Exclusion, JobState, Restart
+from eagle_eye.orchestrators.protocol import CannotCarryOutError, Exclusion, JobState, Restart
+from eagle_eye.orchestrators.site_program import CommandOrchestrator, Programs
 from tests.orchestrators.contract import cause
 from tests.orchestrators.test_command_orchestrator import script
 

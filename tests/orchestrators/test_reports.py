@@ -8,8 +8,7 @@ from typing import Any, Self
 import pytest
 
 from eagle_eye.orchestrators.ledger import Ledger
-from eagle_eye.orchestrators.reports import KEEP_AFTER_EXPIRY_S, Reporter
-from eagle_eye.orchestrators.server_client import ServerClient, origin
+from eagle_eye.orchestrators.server_client import KEEP_AFTER_EXPIRY_S, Reporter, ServerClient, origin
 from eagle_eye.orchestrators.subscription import SubscriptionKeeper, WantedSubscription
 from eagle_eye.schema.action import JobUpdate, MemberRank
 from eagle_eye.schema.backoff import Backoff

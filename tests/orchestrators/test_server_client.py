@@ -8,7 +8,7 @@ import certifi
 import httpx
 import pytest
 
-from eagle_eye.orchestrators.errors import RejectedError, ServerUnreachableError
+from eagle_eye.orchestrators.protocol import RejectedError, ServerUnreachableError
 from eagle_eye.orchestrators.server_client import SILENT_S, ServerClient, authorities
 from eagle_eye.schema.problem import LEADER_HEADER
 from tests.orchestrators.builders import action

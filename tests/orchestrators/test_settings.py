@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from eagle_eye.orchestrators import option_values
-from eagle_eye.orchestrators.errors import OrchestratorError
+from eagle_eye.orchestrators import command_line
 from eagle_eye.orchestrators.orchestrate import settings
 from eagle_eye.orchestrators.orchestrate.settings import KINDS
+from eagle_eye.orchestrators.protocol import OrchestratorError
 from eagle_eye.schema.configuration import ConfigurationError
 
 COMMAND = next(kind for kind in KINDS if kind.name == "command")
@@ -88,11 +88,11 @@ def test_wrong_flags_and_variables_are_named() -> None:
 @pytest.mark.parametrize(
     ("read_value", "good", "bad"),
     [
-        (option_values.seconds, "0.5", ["0", "-1", "nan", "inf", "soon", ""]),
-        (option_values.seconds_or_none, "0", ["-1", "nan", "inf", "soon"]),
-        (option_values.positive, "1", ["0", "-3", "1.5", "many"]),
-        (option_values.count, "0", ["-1", "1.5", ""]),
-        (option_values.address, "[::1]:80", ["80", ":80", "host:", "host:65536", "host:-1", "host:x"]),
+        (command_line.seconds, "0.5", ["0", "-1", "nan", "inf", "soon", ""]),
+        (command_line.seconds_or_none, "0", ["-1", "nan", "inf", "soon"]),
+        (command_line.positive, "1", ["0", "-3", "1.5", "many"]),
+        (command_line.count, "0", ["-1", "1.5", ""]),
+        (command_line.address, "[::1]:80", ["80", ":80", "host:", "host:65536", "host:-1", "host:x"]),
     ],
 )
 def test_a_value_that_is_none_is_named_with_what_was_expected(
@@ -106,15 +106,15 @@ def test_a_value_that_is_none_is_named_with_what_was_expected(
 
 def test_a_token_is_one_line_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "token"
-    assert option_values.token(None) == ""
+    assert command_line.token(None) == ""
     file.write_text("ee_secret\n")
-    assert option_values.token(file) == "ee_secret"
+    assert command_line.token(file) == "ee_secret"
     for content in (b"one\ntwo", "schl\u00fcssel".encode(), b"a\x00b"):
         file.write_bytes(content)
         with pytest.raises(OrchestratorError, match=r"--token-file .*: expected one line of ASCII"):
-            option_values.token(file)
+            command_line.token(file)
     with pytest.raises(OrchestratorError, match="No such file"):
-        option_values.token(tmp_path / "none")
+        command_line.token(tmp_path / "none")
 
 
 def test_every_kind_can_be_loaded_and_takes_no_shared_options_name() -> None:

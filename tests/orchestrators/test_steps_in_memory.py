@@ -12,8 +12,7 @@ import pytest
 from eagle_eye.orchestrators.launch import events as on
 from eagle_eye.orchestrators.launch import messages, runners
 from eagle_eye.orchestrators.launch.coordinator import ProgressReporter
-from eagle_eye.orchestrators.launch.job import LaunchedJob
-from eagle_eye.orchestrators.launch.runners import Runners
+from eagle_eye.orchestrators.launch.runners import LaunchedJob, Runners
 from eagle_eye.schema.checkpoint_files import MemoryStep
 
 WITHIN_S = 10.0

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from eagle_eye.orchestrators.errors import CannotCarryOutError
-from eagle_eye.orchestrators.intake import Readmission, verbs
 from eagle_eye.orchestrators.ledger import Ledger
-from eagle_eye.orchestrators.protocol import Exclusion, JobState, Orchestrator, Restart
+from eagle_eye.orchestrators.protocol import CannotCarryOutError, Exclusion, JobState, Orchestrator, Restart
+from eagle_eye.orchestrators.receiver import Readmission, verbs
 from eagle_eye.orchestrators.subscriber import Subscriber, carry_out, would
 from eagle_eye.schema.action import ActionRequest, ReportState, ResumeFrom
 from tests.orchestrators.builders import action, rfc3339

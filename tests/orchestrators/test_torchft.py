@@ -9,10 +9,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from eagle_eye.orchestrators.errors import CannotCarryOutError, OrchestratorError
 from eagle_eye.orchestrators.orchestrate import settings
 from eagle_eye.orchestrators.orchestrate.settings import KINDS
-from eagle_eye.orchestrators.protocol import Exclusion, JobState, Restart
+from eagle_eye.orchestrators.protocol import CannotCarryOutError, Exclusion, JobState, OrchestratorError, Restart
 from eagle_eye.orchestrators.torchft.orchestrator import (
     Lighthouse,
     TorchftJob,

@@ -17,8 +17,7 @@ import pytest
 
 from benchmarks.torchft.processes import ended, lighthouse
 from eagle_eye.agent.training_hook.message import MESSAGE_BYTES_MAX, HookMessage, decode
-from eagle_eye.orchestrators.errors import CannotCarryOutError
-from eagle_eye.orchestrators.protocol import Exclusion, Restart
+from eagle_eye.orchestrators.protocol import CannotCarryOutError, Exclusion, Restart
 from eagle_eye.orchestrators.torchft.orchestrator import Lighthouse, TorchftJob, TorchftMemory, TorchftOrchestrator
 from tests.loopback import free_port
 from tests.orchestrators.contract import cause

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from release import artefacts, describe, libraries, licences, vendored
-from release.bill import bill
-from release.errors import ReleaseError
+from release import describe, libraries
+from release.describe import bill
+from release.libraries import ReleaseError
 
 EPOCH_S = 1_700_000_000
 WHEEL = "eagle_eye-1.0-py3-none-any.whl"
@@ -23,7 +23,7 @@ COMPILERS_OWN = ("libgfortran", "libgomp", "libquadmath")
 
 
 def everything() -> list[libraries.Library]:
-    return libraries.brought_by(libraries.extras(), artefacts.PYTHONS)
+    return libraries.brought_by(libraries.extras(), describe.PYTHONS)
 
 
 def metadata(**fields: str) -> Message:
@@ -55,12 +55,12 @@ def read(folder: Path, name: str) -> dict[str, Any]:
 
 
 def test_every_library_that_a_user_gets_is_under_a_licence_that_is_allowed() -> None:
-    by = licences.rules()
-    assert {library.name for library in everything() if not licences.licence_of(library.name, by)} == set()
+    by = describe.rules()
+    assert {library.name for library in everything() if not describe.licence_of(library.name, by)} == set()
 
 
 def test_no_licence_is_kept_for_a_library_that_nobody_gets_any_more() -> None:
-    by = licences.rules()
+    by = describe.rules()
     assert {*by.read, *by.also} <= {library.name for library in everything()}
 
 
@@ -71,13 +71,13 @@ def test_a_compilers_own_libraries_in_a_wheel_are_declared() -> None:
         for file in importlib.metadata.files(library.name) or []
         if file.name.startswith(COMPILERS_OWN)
     }
-    by = licences.rules()
-    assert {name for name in bundling if "GCC-exception" not in licences.licence_of(name, by)} == set()
+    by = describe.rules()
+    assert {name for name in bundling if "GCC-exception" not in describe.licence_of(name, by)} == set()
 
 
 def test_code_from_elsewhere_that_lies_here_has_its_licence_beside_it_and_is_allowed() -> None:
-    by = licences.rules()
-    assert {each.name: licences.not_allowed(each.licence, by.allowed) for each in vendored.vendored()} == {
+    by = describe.rules()
+    assert {each.name: describe.not_allowed(each.licence, by.allowed) for each in libraries.vendored()} == {
         "preact": [],
         "uplot": [],
     }
@@ -95,22 +95,22 @@ def test_code_from_elsewhere_that_lies_here_has_its_licence_beside_it_and_is_all
 )
 def test_a_library_whose_licence_nobody_has_looked_at_is_refused(fields: dict[str, str], complaint: str) -> None:
     with pytest.raises(ReleaseError) as raised:
-        licences.licence_in(metadata(**fields), "x", licences.rules())
+        describe.licence_in(metadata(**fields), "x", describe.rules())
     assert complaint in str(raised.value)
 
 
 def test_a_library_that_comes_to_say_something_else_is_looked_at_again() -> None:
-    by = licences.Rules(frozenset({"MIT"}), {"x": {"says": "MIT", "licence": "MIT"}}, {})
-    assert licences.licence_in(metadata(License="MIT"), "x", by) == "MIT"
+    by = describe.Rules(frozenset({"MIT"}), {"x": {"says": "MIT", "licence": "MIT"}}, {})
+    assert describe.licence_in(metadata(License="MIT"), "x", by) == "MIT"
     with pytest.raises(ReleaseError, match="x said 'MIT' and says 'BSL' now"):
-        licences.licence_in(metadata(License="BSL"), "x", by)
+        describe.licence_in(metadata(License="BSL"), "x", by)
     with pytest.raises(ReleaseError, match="take it off"):
-        licences.licence_in(metadata(License_Expression="MIT"), "x", by)
+        describe.licence_in(metadata(License_Expression="MIT"), "x", by)
 
 
 def test_of_alternatives_one_that_is_allowed_is_enough() -> None:
-    assert licences.not_allowed("GPL-2.0-only OR MIT", frozenset({"MIT"})) == []
-    assert licences.not_allowed("GPL-2.0-only AND MIT", frozenset({"MIT"})) == ["GPL-2.0-only"]
+    assert describe.not_allowed("GPL-2.0-only OR MIT", frozenset({"MIT"})) == []
+    assert describe.not_allowed("GPL-2.0-only AND MIT", frozenset({"MIT"})) == ["GPL-2.0-only"]
 
 
 def test_the_agents_package_brings_few_libraries_and_no_page(folder: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_bill_says_of_which_bytes_it_speaks_and_is_the_same_each_time(folder: 
     document = read(folder, AGENT)
     assert document["metadata"]["component"]["hashes"][0]["content"] == hashlib.sha256(AGENT.encode()).hexdigest()
     assert document["metadata"]["timestamp"] == "2023-11-14T22:13:20+00:00"
-    (artefact,) = artefacts.in_files([folder / AGENT])
+    (artefact,) = describe.in_files([folder / AGENT])
     assert bill(artefact, EPOCH_S) == (folder / f"{AGENT}.cdx.json").read_text(encoding="utf-8")
 
 
@@ -173,7 +173,7 @@ def test_the_sums_cover_every_file(folder: Path) -> None:
 def test_a_file_that_nobody_knows_is_not_shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOURCE_DATE_EPOCH", str(EPOCH_S))
     (tmp_path / "left-over.zip").touch()
-    with pytest.raises(ReleaseError, match=r"left-over.zip: packaging/release/artefacts.py does not say what is in it"):
+    with pytest.raises(ReleaseError, match=r"left-over.zip: packaging/release/describe.py does not say what is in it"):
         describe.describe(tmp_path)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from eagle_eye.demo.postgresql import programs
+from eagle_eye.demo.two_servers import postgresql_programs
 from eagle_eye.server import config as configuration
 from eagle_eye.server.store.settings import RecordsSettings
 from eagle_eye.server.store.sql_store import open_records
@@ -196,7 +196,7 @@ def test_the_profile_without_its_settings_says_what_is_missing(tmp_path: Path) -
 
 @pytest.mark.slow
 def test_the_tokens_that_were_made_in_the_file_are_moved_to_postgresql_once(tmp_path: Path) -> None:
-    if (bin_ := programs()) is None:
+    if (bin_ := postgresql_programs()) is None:
         pytest.skip("PostgreSQL is not installed: apt-get install postgresql-15")
     for name in ("read", "admin", "records"):
         (tmp_path / name).mkdir()

@@ -15,8 +15,7 @@ import pytest
 
 from tests.packaging.host_build import FOLDER, RELEASE_S, REPOSITORY, module
 
-recipes, libraries, tree_module = map(module, ("recipes", "libraries", "tree"))
-formats, manual, sources = map(module, ("formats", "manual", "sources"))
+recipes, tree_module, build, manual = map(module, ("recipes", "tree", "build", "manual"))
 
 no_dpkg = pytest.mark.skipif(not shutil.which("dpkg-deb"), reason="apt-get install dpkg-dev")
 no_rpm = pytest.mark.skipif(not shutil.which("rpmbuild"), reason="apt-get install rpm")
@@ -51,7 +50,7 @@ def make(release: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[..
         python = "3.11" if recipe.each_python else ""
         out = folder / f"out-{again}"
         out.mkdir(exist_ok=True)
-        package: Path = getattr(formats, kind)(tree, recipe, python, recipes.ARCHITECTURES["amd64"], out, scratch)
+        package: Path = getattr(build, kind)(tree, recipe, python, recipes.ARCHITECTURES["amd64"], out, scratch)
         return package
 
     return made
@@ -114,7 +113,7 @@ def test_a_maintainer_script_is_shell_and_names_its_own_package(
     script = said("dpkg-deb", "--info", make("deb", recipe), name)
     subprocess.run(["sh", "-n"], input=script, text=True, check=True, timeout=10)
     assert f"name={recipe.name}\n" in script
-    assert formats.USER_MARK not in script
+    assert build.USER_MARK not in script
 
 
 @no_rpm
@@ -159,20 +158,20 @@ def test_of_a_wheel_come_what_programs_read_and_neither_tests_nor_scripts(tmp_pa
         "some-1.0-py3-none-any.whl",
         *("some/__init__.py", "some/tests/test_it.py", "some-1.0.data/scripts/some", "some-1.0.data/purelib/more.py"),
     )
-    libraries.unpack(path, tmp_path / "out")
+    tree_module.unpack(path, tmp_path / "out")
     found = {str(file.relative_to(tmp_path / "out")) for file in (tmp_path / "out").rglob("*") if file.is_file()}
     assert found == {"some/__init__.py", "more.py"}
 
 
 def test_a_wheel_that_would_write_elsewhere_is_refused(tmp_path: Path) -> None:
     path = wheel(tmp_path, "some-1.0-py3-none-any.whl", "../evil.py")
-    with pytest.raises(libraries.LibraryError, match=r"wants to write \.\./evil\.py"):
-        libraries.unpack(path, tmp_path / "out")
+    with pytest.raises(tree_module.LibraryError, match=r"wants to write \.\./evil\.py"):
+        tree_module.unpack(path, tmp_path / "out")
 
 
 def test_what_is_asked_of_pip_follows_the_python_of_the_package_not_the_builders() -> None:
-    assert "tomli>=2" in libraries._requirements(recipes.AGENT, "3.10")
-    assert not any(name.startswith("tomli") for name in libraries._requirements(recipes.AGENT, "3.11"))
+    assert "tomli>=2" in tree_module._requirements(recipes.AGENT, "3.10")
+    assert not any(name.startswith("tomli") for name in tree_module._requirements(recipes.AGENT, "3.11"))
 
 
 def test_a_library_that_names_no_licence_stops_the_build(tmp_path: Path) -> None:
@@ -232,18 +231,18 @@ def test_of_a_clone_come_the_files_that_git_tracks_as_they_are_now(tmp_path: Pat
     git(tmp_path, "init", "--quiet")
     git(tmp_path, "add", "room/kept.py", "room/gone.py")
     (tmp_path / "room/gone.py").unlink()
-    assert sources.files("room", tmp_path) == [tmp_path / "room/kept.py"]
+    assert recipes.files("room", tmp_path) == [tmp_path / "room/kept.py"]
 
 
 def test_of_an_unpacked_sdist_come_all_files_but_caches(tmp_path: Path) -> None:
     for name in ("room/kept.py", "room/__pycache__/kept.pyc"):
         tree_module._write(tmp_path / name, b"")
-    assert sources.files("room", tmp_path) == [tmp_path / "room/kept.py"]
+    assert recipes.files("room", tmp_path) == [tmp_path / "room/kept.py"]
 
 
 def test_a_room_that_is_not_there_stops_the_build(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="has no files: is this the whole repository"):
-        sources.files("room", tmp_path)
+        recipes.files("room", tmp_path)
 
 
 @pytest.mark.skipif(not shutil.which("groff"), reason="apt-get install groff-base")

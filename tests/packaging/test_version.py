@@ -11,9 +11,9 @@ import pytest
 
 from eagle_eye.agent.loop import agent_version
 from eagle_eye.cli import main as cli
-from release import artefacts, libraries
+from release import describe, libraries
 from release import version as release_version
-from release.errors import ReleaseError
+from release.libraries import ReleaseError
 from tests.server.builders import running
 
 REPOSITORY = Path(__file__).parents[2]
@@ -64,7 +64,7 @@ def test_the_server_says_it(tmp_path: Path) -> None:
 
 
 def test_host_packages_have_it() -> None:
-    assert artefacts.host_module("recipes").version() == VERSION
+    assert describe.host_module("recipes").version() == VERSION
 
 
 def test_images_charts_and_documents_repeat_it(repeating: dict[str, set[str]]) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from eagle_eye.demo.postgresql import programs
+from eagle_eye.demo.two_servers import postgresql_programs
 from tests.page.conftest import Complaints
 from tests.server.postgresql_server import serving
 from tests.server.test_cells import Site, Spread, claim, spread_over
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow  # servers in processes of their own, on a Postgre
 
 @pytest.fixture(scope="module")
 def spread(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spread]:
-    bin_ = programs()
+    bin_ = postgresql_programs()
     if bin_ is None:
         pytest.skip("PostgreSQL is not installed (apt-get install postgresql-15)")
     with serving(bin_) as postgresql:

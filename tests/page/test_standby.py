@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from eagle_eye.demo.postgresql import programs
+from eagle_eye.demo.two_servers import postgresql_programs
 from tests.page.conftest import Complaints
 from tests.server.own_process import OwnProcess
 from tests.server.postgresql_server import serving
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow  # pairs of servers on a PostgreSQL of their own
 @pytest.fixture
 def both(tmp_path: Path) -> Iterator[tuple[OwnProcess, OwnProcess]]:
     """A leader, and a standby that does not take over while the test runs."""
-    bin_ = programs()
+    bin_ = postgresql_programs()
     if bin_ is None:
         pytest.skip("PostgreSQL is not installed (apt-get install postgresql-15)")
     with serving(bin_) as postgresql, pair(Site(postgresql.new_database(), tmp_path), LONG_LEASE_S) as servers:
@@ -67,7 +67,7 @@ def test_a_standbys_page_says_that_it_shows_the_records_while_the_leader_does_no
 def test_a_leaders_page_says_why_nothing_is_decided_while_the_database_is_away(
     tmp_path: Path, page: Page, complaints: Complaints, axe: Callable[[Page], list[str]]
 ) -> None:
-    bin_ = programs()
+    bin_ = postgresql_programs()
     if bin_ is None:
         pytest.skip("PostgreSQL is not installed (apt-get install postgresql-15)")
     complaints.allowed += ["503"]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
+from eagle_eye.planning.files import PROFILE_FORMAT, Layer, Profile
 from eagle_eye.planning.plan import Hardware, Plan
 from eagle_eye.planning.planner import make_plan
-from eagle_eye.planning.profile import FORMAT, Layer, Profile
 
 GIB = 1 << 30
 
@@ -32,7 +32,7 @@ def layer(
 def profile(layers: Sequence[Layer] | int, micro_batch: int = 1) -> Profile:
     """Return the layers' profile; of a number so many that are alike, each 4 GiB beside 0.25 GiB a micro-batch."""
     found = [layer(number) for number in range(layers)] if isinstance(layers, int) else layers
-    return Profile(format=FORMAT, micro_batch=micro_batch, layers=tuple(found), device="H100")
+    return Profile(format=PROFILE_FORMAT, micro_batch=micro_batch, layers=tuple(found), device="H100")
 
 
 def hardware(nodes: int, memory_bytes: int = 80 * GIB, gpus_per_node: int = 1, gpus_per_stage: int = 1) -> Hardware:
@@ -66,7 +66,7 @@ def document(layers: int, **changed: object) -> dict[str, object]:
         for number in range(layers)
     ]  # fmt: skip
     each[-1] |= changed
-    return {"format": FORMAT, "micro_batch": 1, "device": "H100", "layers": each}
+    return {"format": PROFILE_FORMAT, "micro_batch": 1, "device": "H100", "layers": each}
 
 
 @st.composite

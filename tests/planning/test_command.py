@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from eagle_eye.cli.main import main
-from eagle_eye.planning.plan_file import read_plan
-from eagle_eye.planning.rank_layout import variable
+from eagle_eye.planning.files import read_plan
+from eagle_eye.planning.plan import variable
 from tests.planning.jobs import document, written
 
 JOB = ("--gpu-memory", "60GiB", "--global-batch", "64")

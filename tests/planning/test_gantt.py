@@ -8,8 +8,8 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from eagle_eye.planning.gantt import PASSES_MAX, STAGES_MAX, gantt
 from eagle_eye.planning.planner import make_plan
+from eagle_eye.planning.telling import PASSES_MAX, STAGES_MAX, gantt
 from tests.planning.jobs import GIB, hardware, layer, profile
 
 SVG = "{http://www.w3.org/2000/svg}"

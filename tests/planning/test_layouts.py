@@ -7,8 +7,8 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from benchmarks.planning.exhaustive import least_mixture_s
-from eagle_eye.planning.layouts import plan_layouts
-from eagle_eye.planning.profile import Profile
+from eagle_eye.planning.files import Profile
+from eagle_eye.planning.planner import plan_layouts
 from eagle_eye.planning.step_time import step_time_s
 from eagle_eye.planning.templates import ModelDoesNotFit, plan_templates
 from tests.planning.jobs import hardware, profile, profiles

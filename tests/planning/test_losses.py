@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
+from eagle_eye.planning.files import Profile
 from eagle_eye.planning.plan import Layout, NoLayout, Plan
 from eagle_eye.planning.planner import make_plan
-from eagle_eye.planning.profile import Profile
-from eagle_eye.planning.simulation import simulate
+from eagle_eye.planning.step_time import simulate
 from tests.planning.jobs import GIB, hardware, layer, profile, profiles
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from eagle_eye.cli.main import main
-from eagle_eye.planning.profile import read_profile
+from eagle_eye.planning.files import read_profile
 
 MODEL = """
 import torch

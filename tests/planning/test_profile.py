@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from eagle_eye.planning.profile import read_profile, sums
+from eagle_eye.planning.files import read_profile, sums
 from eagle_eye.schema.configuration import ConfigurationError
 from tests.planning.jobs import GIB, document, profile, written
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.planning.plan import NoLayout
-from eagle_eye.planning.rank_layout import RankLayout, nodes_used, rank_layout, variable
+from eagle_eye.planning.plan import NoLayout, RankLayout, nodes_used, rank_layout, variable
 from tests.planning.jobs import plan
 
 

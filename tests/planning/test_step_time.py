@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle_eye.planning.simulation import simulate
-from eagle_eye.planning.step_time import least_time_s, step_time_s, step_times_s
+from eagle_eye.planning.step_time import least_time_s, simulate, step_time_s, step_times_s
 
 
 class Stage(NamedTuple):

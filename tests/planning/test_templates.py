@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from benchmarks.planning.exhaustive import least_cut_s, together
 from benchmarks.planning.exhaustive import memory_bytes as memory_bytes_of
-from eagle_eye.planning.profile import Profile, sums
+from eagle_eye.planning.files import Profile, sums
 from eagle_eye.planning.step_time import step_time_s
 from eagle_eye.planning.templates import ModelDoesNotFit, plan_templates, split
 from tests.planning.jobs import GIB, hardware, layer, profile, profiles

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from eagle_eye.demo.postgresql import programs
+from eagle_eye.demo.two_servers import postgresql_programs
 from eagle_eye.server.store.settings import RecordsSettings
 from eagle_eye.server.store.sql_store import SqlStore, open_file, open_records
 from tests.server.postgresql_server import Opens, PostgresqlServer, serving
@@ -18,7 +18,7 @@ ENGINES = ("sqlite", "postgresql")
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[PostgresqlServer]:
     """A PostgreSQL server; skips where its programs are not installed."""
-    bin_ = programs()
+    bin_ = postgresql_programs()
     if bin_ is None:
         pytest.skip("PostgreSQL is not installed (apt-get install postgresql-15)")
     with serving(bin_) as server:

@@ -8,10 +8,9 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from eagle_eye.orchestrators.intake import WebhookIntake
 from eagle_eye.orchestrators.ledger import Ledger
 from eagle_eye.orchestrators.protocol import JobState
-from eagle_eye.orchestrators.receiver import Receiver, listen_on, url_of
+from eagle_eye.orchestrators.receiver import Receiver, WebhookIntake, listen_on, url_of
 from eagle_eye.schema.action import ActionRequest
 
 

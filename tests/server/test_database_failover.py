@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from eagle_eye.demo.postgresql import programs
+from eagle_eye.demo.two_servers import postgresql_programs
 from eagle_eye.server.engine.incidents import WantedAction
 from eagle_eye.server.store.leadership import LEAP
 from eagle_eye.server.store.postgresql import PostgresqlDatabase, PostgresqlLease
@@ -37,7 +37,7 @@ class FailedOver:
 
 @pytest.fixture
 def failed_over() -> Iterator[FailedOver]:
-    bin_ = programs()
+    bin_ = postgresql_programs()
     if bin_ is None:
         pytest.skip("PostgreSQL is not installed (apt-get install postgresql-15)")
     with serving(bin_) as primary:

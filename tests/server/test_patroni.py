@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from eagle_eye.agent.transport.servers import Servers
-from eagle_eye.demo.postgresql import programs
+from eagle_eye.demo.two_servers import postgresql_programs
 from eagle_eye.schema.action import INCIDENT_OPENED
 from eagle_eye.schema.events import Event
 from eagle_eye.server.store.leadership import LEAP
@@ -60,7 +60,7 @@ class Watched:
 
 @pytest.fixture
 def watched(tmp_path: Path) -> Iterator[Watched]:
-    bin_, lacking = programs(), missing()
+    bin_, lacking = postgresql_programs(), missing()
     if bin_ is None or lacking:
         pytest.skip(lacking or "PostgreSQL is not installed (apt-get install postgresql-15)")
     with ExitStack() as stack:

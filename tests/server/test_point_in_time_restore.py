@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from eagle_eye.demo.postgresql import programs
+from eagle_eye.demo.two_servers import postgresql_programs
 from eagle_eye.orchestrators.protocol import JobState
 from eagle_eye.schema.action import ACTION_REQUESTED
 from eagle_eye.server.store.settings import RecordsSettings
@@ -40,7 +40,7 @@ archive_command = 'mkdir -p ../archive && cp %p ../archive/%f'
 @pytest.fixture
 def postgresql() -> Iterator[PostgresqlServer]:
     """A server that archives its WAL."""
-    if (bin_ := programs()) is None:
+    if (bin_ := postgresql_programs()) is None:
         pytest.skip("PostgreSQL is not installed (apt-get install postgresql-15)")
     with serving_postgresql(bin_, ARCHIVING) as server:
         yield server

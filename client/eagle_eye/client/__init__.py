@@ -1,16 +1,16 @@
 """The server's API for Python programs: ``from eagle_eye.client import Client``; docs/reference/client.md."""
 
 from eagle_eye.client.client import Client
-from eagle_eye.client.errors import (
+from eagle_eye.client.http_client import (
     ClientError,
     DataLacking,
     LimitReached,
     MissingExtra,
     Refused,
+    ServerEvent,
     Unreachable,
     UnreadableAnswer,
 )
-from eagle_eye.client.event_stream import ServerEvent
 from eagle_eye.schema.record_types import prepare_record_types
 
 __all__ = [

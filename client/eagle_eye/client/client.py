@@ -5,21 +5,29 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
 import msgspec
 
 from eagle_eye.client import ranges
-from eagle_eye.client.errors import DataLacking, LimitReached, MissingExtra, Unreachable, UnreadableAnswer
-from eagle_eye.client.event_stream import EventStream, ServerEvent
-from eagle_eye.client.http_client import HttpClient
-from eagle_eye.client.moments import Moment, interval, unix_time
+from eagle_eye.client.http_client import (
+    DataLacking,
+    EventStream,
+    HttpClient,
+    LimitReached,
+    MissingExtra,
+    ServerEvent,
+    Unreachable,
+    UnreadableAnswer,
+)
 from eagle_eye.schema import metrics as catalogue
 from eagle_eye.schema.frame import BadFrame
 from eagle_eye.schema.metrics import MetricSpec, Scope
 from eagle_eye.schema.names import did_you_mean
 from eagle_eye.schema.recording import BrokenStream, messages
+from eagle_eye.schema.times import option_time
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -27,6 +35,30 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from eagle_eye.client.records import ActionDict, IncidentDict, IncidentInFullDict, JobDict, NodeDict
+
+
+Moment = datetime | float | str
+
+
+def unix_time(name: str, moment: Moment, now_s: float) -> float:
+    """Return Unix seconds. Raises ValueError naming the argument, for a datetime without a time zone too."""
+    if isinstance(moment, datetime):
+        if moment.tzinfo is None:
+            raise ValueError(f"{name}: {moment!r} has no time zone; datetime.now(timezone.utc) has one")
+        moment = moment.timestamp()
+    try:
+        return option_time(repr(float(moment)) if isinstance(moment, (int, float)) else moment, now_s)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def interval(start: Moment, end: Moment, now_s: float) -> tuple[float, float]:
+    """Return start and end as Unix seconds. Raises ValueError, also where start is not before end."""
+    start_s, end_s = unix_time("start", start, now_s), unix_time("end", end, now_s)
+    if not start_s < end_s:
+        raise ValueError(f"start: expected a time before end, {end!r}, got {start!r}")
+    return start_s, end_s
+
 
 ITEMS_MAX = 50_000  # of a list that is asked for whole
 ROWS_MAX = 100_000  # of one frame of samples

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from eagle_eye.client.errors import DataLacking, LimitReached, UnreadableAnswer
+from eagle_eye.client.http_client import DataLacking, LimitReached, UnreadableAnswer
 from eagle_eye.client.ranges import RangePart, RangeSeries, RangeSteps
 from eagle_eye.schema import metrics as catalogue
 from eagle_eye.schema.events import WHOLE_NODE

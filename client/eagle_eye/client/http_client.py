@@ -1,4 +1,7 @@
-"""Requests to one server, using only the standard library. Touches: the network, the token's file, the environment."""
+"""Requests to one server and its changes as they happen, and what goes wrong, using only the standard library.
+
+Touches: the network, the token's file, the environment.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,73 @@ import http.client
 import logging
 import os
 import ssl
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
-from eagle_eye.client.errors import ClientError, LimitReached, Refused, Unreachable, UnreadableAnswer
+from eagle_eye.schema.backoff import Backoff
 from eagle_eye.schema.configuration import ConfigurationError, mistyped_variable
 from eagle_eye.schema.problem import STANDBY_HEADER, WITHOUT_CELLS_HEADER
+
+# What goes wrong between a program and the server.
+#
+# ClientError
+#     Refused            the server said no, by its problem details
+#     Unreachable        no answer, or not all of it
+#     UnreadableAnswer   what answered does not speak the API
+#     LimitReached       more than this client takes at once
+#     MissingExtra       a library for data frames is not installed (also an ImportError)
+#
+# DataLacking is a warning: the answer stands, and says of which times the history has lost values.
+
+
+class ClientError(Exception):
+    """The base of the client's errors; the text is for people."""
+
+
+class Refused(ClientError):
+    """The server refused a request; the fields are those of its problem details (RFC 9457).
+
+    ``reason`` is the stable word in which ``type`` ends. What answers without them (a proxy) has the type
+    "about:blank" and the reason "". ``retry_after_s`` is when the server wants to be asked again, None: it did not say.
+    """
+
+    def __init__(self, problem: dict[str, Any], retry_after_s: float | None = None, hint: str = "") -> None:
+        self.status = int(problem["status"])
+        self.title = str(problem["title"])
+        self.detail = str(problem["detail"])
+        self.type = str(problem["type"])
+        self.reason = str(problem["reason"])
+        self.retry_after_s = retry_after_s
+        super().__init__(f"HTTP {self.status}: {self.detail}{hint}")
+
+
+class Unreachable(ClientError):
+    """The server did not answer, or stopped in the middle of its answer."""
+
+
+class UnreadableAnswer(ClientError):
+    """An answer that is none of this API."""
+
+
+class LimitReached(ClientError):
+    """More than this client takes at once; the text says the limit and what to ask for instead."""
+
+
+class MissingExtra(ClientError, ImportError):
+    """Data frames need libraries that are not installed; the text says which extra brings them."""
+
+
+class DataLacking(UserWarning):
+    """Of some times values are lacking: damage, a store that does not answer, or nothing was observed at all."""
+
 
 DEFAULT_SERVER = "http://127.0.0.1:8470"
 TIMEOUT_S = 30.0
@@ -223,3 +280,116 @@ class HttpClient:
         waits = error.headers.get("Retry-After") or ""
         retry_after_s = float(waits) if waits.isascii() and waits.isdigit() else None
         return Refused({**plain, **said, "status": error.code}, retry_after_s, hint)
+
+
+# The server's changes as they happen: server-sent events, read on after the connection was lost.
+
+EVENTS_PATH = "/api/v1/events"
+FIRST_WAIT_S = 0.5
+LONGEST_WAIT_S = 15.0
+RESET = "reset"
+SILENCE_S = 40.0  # the server says something every 15 s; after this long the connection is dead
+# What a server or a proxy says that is not to be asked just now.
+LATER = (
+    HTTPStatus.TOO_MANY_REQUESTS,
+    HTTPStatus.BAD_GATEWAY,
+    HTTPStatus.SERVICE_UNAVAILABLE,
+    HTTPStatus.GATEWAY_TIMEOUT,
+)
+
+
+class ServerEvent(NamedTuple):
+    """One change: ``kind`` is incident, action, job, node, delivery, subscription, silence or event.
+
+    ``record`` is what it is now. ``id`` grows; ``Client.events(after=id)`` goes on behind it. Of the kind "reset" the
+    changes that were missed are no longer kept: read the lists anew.
+    """
+
+    id: int
+    kind: str
+    record: dict[str, Any]
+
+
+class EventStream:
+    """Follows the changes of one server, from ``after`` or else from now on.
+
+    A lost connection is made again for ``patience_s``, and then nothing was missed. The first one must succeed.
+    ``after`` is always where to go on.
+    """
+
+    def __init__(
+        self,
+        client: HttpClient,
+        after: int | None,
+        patience_s: float,
+        now_s: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.after = after
+        self._client = client
+        self._patience_s = patience_s
+        self._now_s = now_s
+        self._sleep = sleep
+        self._backoff = Backoff(FIRST_WAIT_S, LONGEST_WAIT_S)
+        self._connected = False
+        self._lost_s: float | None = None
+
+    def follow(self) -> Iterator[ServerEvent]:
+        """Yield the changes. Raises Unreachable when nobody answers for ``patience_s``, Refused, UnreadableAnswer."""
+        while True:
+            problem: ClientError
+            try:
+                yield from self._one_connection()
+                problem = Unreachable(f"{self._client.server} ended the stream of events")
+            except Unreachable as error:
+                problem = error
+            except Refused as error:
+                if error.status not in LATER:
+                    raise
+                problem = error
+            if not self._connected:
+                raise problem
+            self._wait(problem)
+
+    def _one_connection(self) -> Iterator[ServerEvent]:
+        headers = {"Accept": "text/event-stream"}
+        if self.after is not None:
+            headers["Last-Event-ID"] = str(self.after)
+        with self._client.stream(EVENTS_PATH, headers=headers, silence_s=SILENCE_S) as answer:
+            self._connected = True
+            self._lost_s = None
+            for fields in event_messages(answer.readline):
+                self._backoff.reset()
+                if fields["id"].isdecimal():
+                    self.after = int(fields["id"])
+                if fields["event"]:
+                    record = self._client.decoded(fields["data"].encode(), dict[str, Any])
+                    yield ServerEvent(self.after or 0, fields["event"], record)
+
+    def _wait(self, problem: ClientError) -> None:
+        now_s = self._now_s()
+        self._lost_s = now_s if self._lost_s is None else self._lost_s
+        wait_s = max(self._backoff.next_s(), (problem.retry_after_s or 0.0) if isinstance(problem, Refused) else 0.0)
+        if now_s + wait_s - self._lost_s > self._patience_s:
+            on = "" if self.after is None else f"; events(after={self.after}) goes on where this stopped"
+            raise Unreachable(f"no events for {self._patience_s:g} s (patience_s): {problem}{on}") from problem
+        self._sleep(wait_s)
+
+
+def event_messages(readline: Callable[[int], bytes]) -> Iterator[dict[str, str]]:
+    """Yield the fields id, event and data of each message, "" for one that it lacks. Raises LimitReached.
+
+    Comments are left out, and so is a message that was cut off.
+    """
+    fields = dict.fromkeys(("id", "event", "data"), "")
+    while line := readline(ANSWER_BYTES_MAX + 1):
+        if len(line) > ANSWER_BYTES_MAX:
+            raise LimitReached(f"an event has more than {ANSWER_BYTES_MAX >> 20} MiB")
+        text = line.decode("utf-8", "replace").rstrip("\r\n")
+        if text:
+            name, _, value = text.partition(":")
+            if name in fields:
+                fields[name] = value.removeprefix(" ")
+        elif any(fields.values()):
+            yield fields
+            fields = dict.fromkeys(fields, "")

@@ -9,8 +9,7 @@ from typing import Any
 
 import msgspec
 
-from eagle_eye.client.errors import LimitReached, Refused
-from eagle_eye.client.http_client import HttpClient
+from eagle_eye.client.http_client import HttpClient, LimitReached, Refused
 
 PATH = "/api/v1/query_range"
 STEP_MIN_S = 0.01  # the answer's times have milliseconds

@@ -8,19 +8,23 @@ from typing import Any
 
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
-from dashboards.grafana.source import fleet, incidents, job, node, server
-from dashboards.grafana.source.boards import Dashboard
-from dashboards.grafana.source.descriptions import described
+from dashboards.grafana.source import details, overview, server
+from dashboards.grafana.source.parts import Dashboard, described
 
-BOARDS = {"fleet": fleet, "job": job, "node": node, "incidents": incidents, "server": server}
+BOARDS = {
+    "fleet": overview.fleet,
+    "job": details.job,
+    "node": details.node,
+    "incidents": overview.incidents,
+    "server": server.build,
+}
 FOLDER = Path(__file__).parents[1] / "dashboards"
 
 
 def texts() -> dict[str, str]:
     """Return the content of each file, by its name."""
     return {
-        f"{name}.json": json.dumps(_tidied(module.build()), indent=1, sort_keys=True) + "\n"
-        for name, module in BOARDS.items()
+        f"{name}.json": json.dumps(_tidied(build()), indent=1, sort_keys=True) + "\n" for name, build in BOARDS.items()
     }
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dashboards.grafana.source.boards import Dashboard, Section, board
 from dashboards.grafana.source.parts import (
     GREEN,
     MOST_HEARD,
     RED,
     YELLOW,
+    Dashboard,
     Panel,
     Q,
     Query,
+    Section,
+    board,
     counted,
     lines,
     number,

@@ -11,8 +11,7 @@ from typing import Protocol
 
 import psutil
 
-from eagle_eye.demo.site import DemoSite, ranks_of
-from eagle_eye.demo.stack import StageFailed
+from eagle_eye.demo.stack import DemoSite, StageFailed, ranks_of
 
 RUNS_S = 0.02  # several of the kernel's turns: for the first one it prefers a process that has waited
 # A machine that others keep busy makes some ranks' steps twice as long as others' by chance: the fault must be more.

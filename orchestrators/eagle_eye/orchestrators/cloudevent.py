@@ -8,7 +8,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from eagle_eye.orchestrators.errors import UnacceptableEventError
+from eagle_eye.orchestrators.protocol import UnacceptableEventError
 from eagle_eye.schema.action import EPOCH_MAX, ActionRequest
 
 CONTENT_TYPE = "application/cloudevents+json"

@@ -6,10 +6,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from eagle_eye.orchestrators.errors import OrchestratorError
-from eagle_eye.planning.plan import Plan
-from eagle_eye.planning.plan_file import read_plan
-from eagle_eye.planning.rank_layout import nodes_used
+from eagle_eye.orchestrators.protocol import OrchestratorError
+from eagle_eye.planning.files import read_plan
+from eagle_eye.planning.plan import Plan, nodes_used
 
 OPTION = "--layouts"
 

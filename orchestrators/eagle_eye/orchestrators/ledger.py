@@ -1,10 +1,11 @@
-"""A subscriber's durable store: deliveries seen, the outcome of each action, pending reports.
+"""What a subscriber knows after a crash: deliveries seen, outcomes, pending reports; and files written whole.
 
-Touches one SQLite file. Every method is a transaction that is on disk when it returns; thread-safe.
+The ledger is one SQLite file. Every method is a transaction that is on disk when it returns; thread-safe.
 """
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
 import sqlite3
@@ -19,6 +20,28 @@ import msgspec
 
 from eagle_eye.orchestrators.cloudevent import unix_seconds
 from eagle_eye.schema.action import ActionRequest, Report
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write the content to disk, readable only by its owner; a crash leaves the old content."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(path.name + ".new")
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+    except BaseException:
+        fresh.unlink(missing_ok=True)
+        raise
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
 
 # Begun, excluded, restarting: in progress, and how far. Unknown: to the server, which may ask for it anew.
 ActionState = Literal["queued", "begun", "excluded", "restarting", "finished", "refused", "withdrawn", "unknown"]

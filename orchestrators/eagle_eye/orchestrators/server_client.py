@@ -1,4 +1,4 @@
-"""Calls Eagle Eye's server, or of several the one that leads: bearer token, no redirects, no secrets in errors."""
+"""What a subscriber says to the server: calls, claims before anything is changed, reports until they are confirmed."""
 
 from __future__ import annotations
 
@@ -6,15 +6,20 @@ import functools
 import logging
 import math
 import ssl
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 import httpx
+import msgspec
 
-from eagle_eye.orchestrators.errors import RejectedError, ServerUnreachableError
-from eagle_eye.schema.action import ActionRequest
+from eagle_eye.orchestrators.cloudevent import unix_seconds
+from eagle_eye.orchestrators.ledger import Ledger, OwedReport
+from eagle_eye.orchestrators.protocol import RejectedError, ServerUnreachableError
+from eagle_eye.schema.action import ActionClaim, ActionRequest, Report, ReportState
+from eagle_eye.schema.backoff import Backoff
 from eagle_eye.schema.problem import LEADER_HEADER
 
 TIMEOUT_S = 5.0
@@ -165,3 +170,174 @@ def _document(answer: httpx.Response) -> dict[str, Any]:
 def _detail(answer: httpx.Response) -> str:
     detail = _document(answer).get("detail")
     return str(detail)[:300] if detail else ""
+
+
+CLAIM_LEASES = 2.0  # how long nobody may answer: meanwhile another server leads, if there is one
+CLAIM_AGAIN_S = 0.5
+_UNKNOWN = 404  # to the server, whose records were lost: it asks for the action anew
+_NO = (_UNKNOWN, 409)  # not known, or not to begin
+
+
+class StoppingError(Exception):
+    """The process is stopping; waiting work is left to the next one."""
+
+
+class Claims:
+    """Asks for each action, for two of the server's leases where nobody answers; once where the server is alone.
+
+    Then it is begun unclaimed, unless the ledger has begun the same before: the same kind, job, attempt and nodes.
+    ``count`` is called with each outcome, one word.
+    """
+
+    def __init__(
+        self,
+        client: ServerClient,
+        ledger: Ledger,
+        count: Callable[[str], None] = lambda _: None,
+        clock: Callable[[], float] = time.time,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client = client
+        self._ledger = ledger
+        self._count = count
+        self._clock = clock
+        self._monotonic_s = monotonic_s
+
+    def __call__(self, action: ActionRequest, stopping: threading.Event) -> str | None:
+        """Return why the action must not be begun, None where it may. Raises StoppingError."""
+        path, _ = self._client.report_path(action)
+        body = msgspec.to_builtins(ActionClaim("accepted", "about to begin", self._ledger.name, action.epoch))
+        until_s = self._monotonic_s() + CLAIM_LEASES * action.lease_seconds
+        timeout_s = min(TIMEOUT_S, action.lease_seconds or TIMEOUT_S)
+        while True:
+            try:
+                self._client.call("POST", path, body, timeout_s)
+            except RejectedError as error:
+                if error.status in _NO:
+                    if error.status == _UNKNOWN:
+                        self._ledger.let_go(action.action_id)
+                        log.warning("action %s is not begun: %s", action.action_id, error)
+                    self._count("refused")
+                    return str(error)
+                problem = str(error)
+            except ServerUnreachableError as error:
+                problem = str(error)
+            else:
+                self._count("granted")
+                return None
+            if self._monotonic_s() + CLAIM_AGAIN_S >= until_s:
+                return self._unanswered(action, problem)
+            log.warning("action %s cannot be claimed: %s; will ask again", action.action_id, problem)
+            if stopping.wait(CLAIM_AGAIN_S):
+                raise StoppingError
+
+    def _unanswered(self, action: ActionRequest, problem: str) -> str | None:
+        same = self._ledger.begun_as(action)
+        if same is None and self._clock() < unix_seconds(action.expires, "expires"):
+            self._count("unanswered")
+            log.warning("action %s is begun unclaimed: %s", action.action_id, problem)
+            return None
+        self._count("refused")
+        return f"{problem}; " + ("it has expired" if same is None else f"the same was begun as action {same}")
+
+
+# The report is of interest to people long after the action itself has expired.
+KEEP_AFTER_EXPIRY_S = 3_600.0
+DETAIL_CHARACTERS_MAX = 2_000
+
+
+class Reporter:
+    """Sends pending reports on its own thread, from ``start`` to ``stop``; an earlier process's first."""
+
+    def __init__(
+        self,
+        client: ServerClient,
+        ledger: Ledger,
+        clock: Callable[[], float] = time.time,
+        backoff: Backoff | None = None,
+    ) -> None:
+        self._client = client
+        self._ledger = ledger
+        self._clock = clock
+        self._backoff = backoff or Backoff(BACKOFF_S, BACKOFF_S_MAX)
+        self._wake = threading.Event()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="reports", daemon=True)
+
+    def __call__(self, action: ActionRequest, state: ReportState, detail: str) -> None:
+        """Store the report durably; it will be sent."""
+        path, named = self._client.report_path(action)
+        if not named:
+            log.warning("action %s: report_to is not our server's; using %s", action.action_id, path)
+        until_s = max(self._clock(), unix_seconds(action.expires, "expires")) + KEEP_AFTER_EXPIRY_S
+        self._ledger.owe(action.action_id, path, Report(state, detail[:DETAIL_CHARACTERS_MAX]), until_s)
+        self._wake.set()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        """Start sending pending reports."""
+        self._thread.start()
+
+    def stop(self, within_s: float) -> bool:
+        """Stop sending; return whether all was delivered. Waits for pending reports, up to ``within_s``."""
+        until_s = time.monotonic() + within_s
+        while self._thread.is_alive() and self._ledger.owed() and time.monotonic() < until_s:
+            time.sleep(0.02)
+        self._stopping = True
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(10.0)
+        return not self._ledger.owed()
+
+    def _run(self) -> None:
+        while not self._stopping:
+            # Cleared before looking, so that a report made meanwhile wakes the next wait.
+            self._wake.clear()
+            try:
+                all_sent = self._send_owed()
+            except Exception:
+                log.exception("reports")  # the ledger; it may recover, this thread would not
+                all_sent = False
+            if all_sent:
+                self._backoff.reset()
+                self._wake.wait()
+            else:
+                # A new report does not shorten the wait: it would meet the same server.
+                self._pause(self._backoff.next_s())
+
+    def _pause(self, seconds: float) -> None:
+        until_s = time.monotonic() + seconds
+        while not self._stopping and (left_s := until_s - time.monotonic()) > 0:
+            time.sleep(min(left_s, 0.1))
+
+    def _send_owed(self) -> bool:
+        """Send in order until one fails; return whether nothing is left."""
+        for owed in self._ledger.owed():
+            if self._stopping:
+                return False
+            if self._clock() > owed.until_s:
+                log.error("report %r on action %s was never delivered", owed.report.state, owed.action_id)
+                self._ledger.settle(owed.sequence, "expired")
+            elif not self._send(owed):
+                return False
+        return True
+
+    def _send(self, owed: OwedReport) -> bool:
+        try:
+            self._client.call("POST", owed.path, msgspec.to_builtins(owed.report))
+        except RejectedError as error:
+            if error.may_pass:
+                log.warning("report on action %s: %s; will try again", owed.action_id, error)
+                return False
+            log.warning("report %r on action %s was rejected: %s", owed.report.state, owed.action_id, error)
+            self._ledger.settle(owed.sequence, "rejected")
+            return True
+        except ServerUnreachableError as error:
+            log.warning("report on action %s: %s; will try again", owed.action_id, error)
+            return False
+        self._ledger.settle(owed.sequence, "delivered")
+        return True

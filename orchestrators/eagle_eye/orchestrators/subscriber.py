@@ -11,10 +11,17 @@ from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Generic, TypeVar
 
-from eagle_eye.orchestrators.claims import StoppingError
 from eagle_eye.orchestrators.cloudevent import unix_seconds
-from eagle_eye.orchestrators.errors import CannotCarryOutError
-from eagle_eye.orchestrators.intake import (
+from eagle_eye.orchestrators.ledger import ActionState, Ledger
+from eagle_eye.orchestrators.protocol import (
+    CannotCarryOutError,
+    Checkpoints,
+    Exclusion,
+    JobState,
+    Orchestrator,
+    Previews,
+)
+from eagle_eye.orchestrators.receiver import (
     INTERRUPTED,
     Readmission,
     ReportTo,
@@ -25,8 +32,7 @@ from eagle_eye.orchestrators.intake import (
     remainder,
     verbs,
 )
-from eagle_eye.orchestrators.ledger import ActionState, Ledger
-from eagle_eye.orchestrators.protocol import Checkpoints, Exclusion, JobState, Orchestrator, Previews
+from eagle_eye.orchestrators.server_client import StoppingError
 from eagle_eye.schema.action import ActionRequest
 from eagle_eye.schema.backoff import Backoff
 

@@ -15,9 +15,9 @@ from urllib.parse import quote
 
 import msgspec
 
-from eagle_eye.orchestrators.errors import RejectedError, ServerUnreachableError
+from eagle_eye.orchestrators.ledger import write_whole
+from eagle_eye.orchestrators.protocol import RejectedError, ServerUnreachableError
 from eagle_eye.orchestrators.server_client import BACKOFF_S, BACKOFF_S_MAX, ServerClient
-from eagle_eye.orchestrators.whole_file import write_whole
 from eagle_eye.schema.action import (
     ACTION_EXPIRED,
     ACTION_REQUESTED,

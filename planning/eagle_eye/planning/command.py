@@ -11,14 +11,11 @@ from typing import Any
 import msgspec
 
 from eagle_eye.checkpoint.shared_memory import size_bytes
-from eagle_eye.planning.gantt import gantt
+from eagle_eye.planning.files import check_hardware, read_plan, read_profile
 from eagle_eye.planning.measuring import measure
-from eagle_eye.planning.plan import Hardware, Plan
-from eagle_eye.planning.plan_file import check_hardware, read_plan
+from eagle_eye.planning.plan import Hardware, Plan, variable
 from eagle_eye.planning.planner import NODES_MAX, check_names, make_plan
-from eagle_eye.planning.profile import read_profile
-from eagle_eye.planning.rank_layout import variable
-from eagle_eye.planning.telling import next_lines, plan_lines
+from eagle_eye.planning.telling import gantt, next_lines, plan_lines
 from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.schema.slurm import BadHostList, expand_hosts
 

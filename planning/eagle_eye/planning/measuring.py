@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from eagle_eye.planning.profile import FORMAT, Layer, Profile, check
+from eagle_eye.planning.files import PROFILE_FORMAT, Layer, Profile, check
 from eagle_eye.schema.configuration import ConfigurationError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def measure(target: str, device: str, rounds: int) -> Profile:
         layer, inputs = _layer(number, module, inputs, job, where, rounds)
         layers.append(layer)
     name = torch.cuda.get_device_name(where) if where.type == "cuda" else str(where)
-    profile = Profile(format=FORMAT, micro_batch=int(job.inputs[0].shape[0]), layers=tuple(layers), device=name)
+    profile = Profile(format=PROFILE_FORMAT, micro_batch=int(job.inputs[0].shape[0]), layers=tuple(layers), device=name)
     try:
         check(profile)
     except ValueError as error:

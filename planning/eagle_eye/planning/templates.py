@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from eagle_eye.planning.files import Profile, Sums, sums
 from eagle_eye.planning.plan import Hardware, Stage, Template
-from eagle_eye.planning.profile import Profile, Sums, sums
 from eagle_eye.planning.step_time import least_time_s, step_time_s
 
 TRIES_MAX = 400  # per template: all cuts of eight layers are fewer

@@ -8,10 +8,9 @@ from typing import Any
 
 import msgspec
 
-from eagle_eye.orchestrators.errors import CannotCarryOutError
 from eagle_eye.orchestrators.kubernetes.api import Conflict, Eviction
 from eagle_eye.orchestrators.kubernetes.objects import ClusterNode, Pod
-from eagle_eye.orchestrators.protocol import Cause
+from eagle_eye.orchestrators.protocol import CannotCarryOutError, Cause
 
 NOW_S = 1_800_000_000.0
 

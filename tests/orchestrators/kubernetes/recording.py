@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 
 from kubernetes import client as official
 
-from eagle_eye.orchestrators.errors import CannotCarryOutError
 from eagle_eye.orchestrators.kubernetes.api import Api
 from eagle_eye.orchestrators.kubernetes.orchestrator import KubernetesOrchestrator, Settings
-from eagle_eye.orchestrators.protocol import Cause, Exclusion, Restart
+from eagle_eye.orchestrators.protocol import CannotCarryOutError, Cause, Exclusion, Restart
 from tests.loopback import served
 
 FOLDER = Path(__file__).parent / "recorded"

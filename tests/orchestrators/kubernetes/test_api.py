@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from eagle_eye.orchestrators.errors import CannotCarryOutError
 from eagle_eye.orchestrators.kubernetes import api as module
 from eagle_eye.orchestrators.kubernetes.api import Api, Conflict, Eviction
+from eagle_eye.orchestrators.protocol import CannotCarryOutError
 from tests.orchestrators.kubernetes.builders import pod
 from tests.orchestrators.kubernetes.recording import Answer, api_at, serving
 

@@ -10,8 +10,7 @@ import pytest
 from cloudevents.core.formats.json import JSONFormat
 from cloudevents.core.v1.event import CloudEvent
 
-from eagle_eye.orchestrators.kubernetes.health_events import HealthEvents, event
-from eagle_eye.orchestrators.kubernetes.orchestrator import KubernetesOrchestrator, Settings
+from eagle_eye.orchestrators.kubernetes.orchestrator import HealthEvents, KubernetesOrchestrator, Settings, health_event
 from eagle_eye.orchestrators.protocol import Exclusion
 from tests.orchestrators.kubernetes.builders import Cluster, cause
 from tests.orchestrators.kubernetes.recording import Answer, serving
@@ -20,7 +19,7 @@ NOW = "2027-01-15T08:00:00Z"
 
 
 def test_an_event_is_a_cloudevent_to_its_authors_own_library() -> None:
-    content = event("n2", "excluded", cause(), "prod", NOW)
+    content = health_event("n2", "excluded", cause(), "prod", NOW)
     read = JSONFormat().read(CloudEvent, json.dumps(content))
     assert read.get_type() == "eagle_eye.node.health"
     assert read.get_source() == "/eagle-eye/prod/nodes"
@@ -28,7 +27,7 @@ def test_an_event_is_a_cloudevent_to_its_authors_own_library() -> None:
 
 
 def test_a_fault_is_reported_in_nvsentinels_words() -> None:
-    reported = event("n2", "excluded", cause(), "prod", NOW)["data"]["healthEvent"]
+    reported = health_event("n2", "excluded", cause(), "prod", NOW)["data"]["healthEvent"]
     assert reported == {
         "version": 1,
         "agent": "eagle-eye",
@@ -48,12 +47,12 @@ def test_a_fault_is_reported_in_nvsentinels_words() -> None:
 
 
 def test_a_readmitted_node_is_healthy() -> None:
-    reported = event("n2", "readmitted", None, "prod", NOW)["data"]["healthEvent"]
+    reported = health_event("n2", "readmitted", None, "prod", NOW)["data"]["healthEvent"]
     assert (reported["isHealthy"], reported["isFatal"], reported["recommendedAction"]) == (True, False, "NONE")
 
 
 def test_the_same_action_on_the_same_node_has_the_same_id() -> None:
-    ids = {event("n2", "excluded", cause(), "prod", when)["id"] for when in (NOW, "2027-01-15T09:00:00Z")}
+    ids = {health_event("n2", "excluded", cause(), "prod", when)["id"] for when in (NOW, "2027-01-15T09:00:00Z")}
     assert ids == {"act-1/n2/excluded"}
 
 
@@ -76,7 +75,7 @@ def test_a_sink_is_asked_again_only_where_that_helps(statuses: list[int], why: s
 
     with serving(answer) as url:
         sink = HealthEvents(url, "prod", pause=lambda _: None)
-        assert sink.send(event("n2", "excluded", cause(), "prod", NOW)) == why
+        assert sink.send(health_event("n2", "excluded", cause(), "prod", NOW)) == why
         sink.close()
     assert len(asked) == tries
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from eagle_eye.orchestrators.errors import CannotCarryOutError
 from eagle_eye.orchestrators.kubernetes import objects
 from eagle_eye.orchestrators.kubernetes.objects import Pod
+from eagle_eye.orchestrators.protocol import CannotCarryOutError
 from eagle_eye.server.jobs import pods as server_pods
 from eagle_eye.server.jobs.source import KubernetesSettings
 from tests.orchestrators.kubernetes.builders import NOW_S, pod

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 import yaml
 
-from eagle_eye.orchestrators.errors import CannotCarryOutError, OrchestratorError
 from eagle_eye.orchestrators.kubernetes import options
 from eagle_eye.orchestrators.kubernetes.api import (
     KINDS,
@@ -26,9 +25,8 @@ from eagle_eye.orchestrators.kubernetes.api import (
 )
 from eagle_eye.orchestrators.kubernetes.objects import Pod
 from eagle_eye.orchestrators.kubernetes.orchestrator import KubernetesOrchestrator, Settings
-from eagle_eye.orchestrators.protocol import Exclusion, Restart
-from eagle_eye.planning.plan import Plan
-from eagle_eye.planning.rank_layout import LAYOUT_VARIABLE, variable
+from eagle_eye.orchestrators.protocol import CannotCarryOutError, Exclusion, OrchestratorError, Restart
+from eagle_eye.planning.plan import LAYOUT_VARIABLE, Plan, variable
 from tests.docs.pages import blocks
 from tests.orchestrators.kubernetes.builders import NOW_S, Cluster, _merge, cause, pod
 from tests.orchestrators.kubernetes.recording import Answer, api_at, serving

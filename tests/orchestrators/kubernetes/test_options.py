@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from eagle_eye.orchestrators.errors import OrchestratorError
 from eagle_eye.orchestrators.kubernetes import options
 from eagle_eye.orchestrators.kubernetes.objects import JOB_LABELS
 from eagle_eye.orchestrators.kubernetes.orchestrator import KubernetesOrchestrator
+from eagle_eye.orchestrators.protocol import OrchestratorError
 
 
 def parsed(*flags: str) -> argparse.Namespace:

@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from eagle_eye.orchestrators.errors import CannotCarryOutError
 from eagle_eye.orchestrators.kubernetes.api import Eviction
 from eagle_eye.orchestrators.kubernetes.objects import Pod
 from eagle_eye.orchestrators.kubernetes.orchestrator import KubernetesOrchestrator, Settings
-from eagle_eye.orchestrators.protocol import Exclusion, JobState, Restart
+from eagle_eye.orchestrators.protocol import CannotCarryOutError, Exclusion, JobState, Restart
 from tests.orchestrators.kubernetes.builders import NOW_S, Cluster, cause, pod
 
 

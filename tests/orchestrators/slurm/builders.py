@@ -6,13 +6,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from eagle_eye.orchestrators.errors import RejectedError
-from eagle_eye.orchestrators.protocol import Cause, Exclusion, Restart
+from eagle_eye.orchestrators.protocol import Cause, Exclusion, RejectedError, Restart
 from eagle_eye.orchestrators.slurm.answers import JobNames
 from eagle_eye.orchestrators.slurm.cluster import Cluster
 from eagle_eye.orchestrators.slurm.orchestrator import SlurmOrchestrator
-from eagle_eye.orchestrators.slurm.persisted_state import SlurmMemory
-from eagle_eye.orchestrators.slurm.restarting import Restarting, RestartTimeouts, Resubmission, Time
+from eagle_eye.orchestrators.slurm.restarting import Restarting, RestartTimeouts, Resubmission, SlurmMemory, Time
 from eagle_eye.planning.plan import Plan
 
 

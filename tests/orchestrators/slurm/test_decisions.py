@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_eye.orchestrators.errors import CannotCarryOutError
-from eagle_eye.orchestrators.protocol import Cause
+from eagle_eye.orchestrators.protocol import CannotCarryOutError, Cause
 from eagle_eye.orchestrators.slurm.answers import SlurmJob, SlurmNode
 from eagle_eye.orchestrators.slurm.decisions import (
     Capacity,

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from eagle_eye.orchestrators.errors import CannotCarryOutError, OrchestratorError
 from eagle_eye.orchestrators.fallback_layouts import add_layouts, read_layouts
+from eagle_eye.orchestrators.protocol import CannotCarryOutError, OrchestratorError
 from eagle_eye.orchestrators.slurm.cluster import Cluster, Commands, scale
 from eagle_eye.orchestrators.slurm.orchestrator import SlurmOrchestrator
 from eagle_eye.orchestrators.slurm.restarting import RestartTimeouts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from eagle_eye.orchestrators.errors import RejectedError, ServerUnreachableError
+from eagle_eye.orchestrators.protocol import RejectedError, ServerUnreachableError
 from eagle_eye.orchestrators.slurm.answers import KEPT_S, JobNames, SlurmError
 from tests.orchestrators.slurm.builders import Server
 

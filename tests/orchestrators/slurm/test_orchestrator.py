@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from eagle_eye.orchestrators.errors import CannotCarryOutError, OrchestratorError
-from eagle_eye.orchestrators.protocol import Restart
+from eagle_eye.orchestrators.protocol import CannotCarryOutError, OrchestratorError, Restart
 from eagle_eye.orchestrators.slurm.orchestrator import SlurmOrchestrator
 from eagle_eye.orchestrators.slurm.restarting import RestartTimeouts, Time
 from tests.orchestrators.contract import OrchestratorContract

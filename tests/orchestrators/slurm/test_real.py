@@ -17,13 +17,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from eagle_eye.orchestrators.errors import CannotCarryOutError
+from eagle_eye.orchestrators.protocol import CannotCarryOutError
 from eagle_eye.orchestrators.slurm.cluster import Cluster, Commands, environment
 from eagle_eye.orchestrators.slurm.decisions import drain_of
 from eagle_eye.orchestrators.slurm.orchestrator import SlurmOrchestrator
 from eagle_eye.orchestrators.slurm.restarting import RestartTimeouts
-from eagle_eye.planning.plan import Plan
-from eagle_eye.planning.rank_layout import variable
+from eagle_eye.planning.plan import Plan, variable
 from tests.docs.pages import blocks
 from tests.orchestrators.slurm.builders import Server, exclusion, orchestrator, restart
 from tests.planning.jobs import plan

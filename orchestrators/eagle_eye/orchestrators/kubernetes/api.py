@@ -18,9 +18,9 @@ from kubernetes import client as official
 from kubernetes.client.exceptions import ApiException
 from kubernetes.config.config_exception import ConfigException
 
-from eagle_eye.orchestrators.errors import CannotCarryOutError
 from eagle_eye.orchestrators.kubernetes import objects
 from eagle_eye.orchestrators.kubernetes.objects import ClusterNode, ListPage, Pod, Resources, Status
+from eagle_eye.orchestrators.protocol import CannotCarryOutError
 
 # The controllers of a job's pods, their size, and the patches that resize them.
 #

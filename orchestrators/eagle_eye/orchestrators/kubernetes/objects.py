@@ -12,8 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from eagle_eye.orchestrators.errors import CannotCarryOutError
-from eagle_eye.orchestrators.protocol import Cause
+from eagle_eye.orchestrators.protocol import CannotCarryOutError, Cause
 
 Texts = Mapping[str, str]
 

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from eagle_eye.orchestrators.errors import OrchestratorError
 from eagle_eye.orchestrators.fallback_layouts import add_layouts, read_layouts
 from eagle_eye.orchestrators.kubernetes.objects import ATTEMPT_LABELS, JOB_LABELS
-from eagle_eye.orchestrators.protocol import Orchestrator
+from eagle_eye.orchestrators.protocol import Orchestrator, OrchestratorError
 
 _LABEL = re.compile(r"([a-z0-9.-]+/)?[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?\Z")
@@ -56,8 +55,7 @@ def build(options: argparse.Namespace) -> Orchestrator:
     from kubernetes import client as official
 
     from eagle_eye.orchestrators.kubernetes.api import Api
-    from eagle_eye.orchestrators.kubernetes.health_events import HealthEvents
-    from eagle_eye.orchestrators.kubernetes.orchestrator import KubernetesOrchestrator, Settings
+    from eagle_eye.orchestrators.kubernetes.orchestrator import HealthEvents, KubernetesOrchestrator, Settings
 
     plans = read_layouts(options.layouts)
     if plans and not options.layout_config_map:

@@ -17,28 +17,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from eagle_eye.orchestrators import logs
-from eagle_eye.orchestrators.claims import Claims
-from eagle_eye.orchestrators.errors import OrchestratorError, ServerUnreachableError
-from eagle_eye.orchestrators.intake import WebhookIntake
+from eagle_eye.orchestrators import command_line
+from eagle_eye.orchestrators.command_line import address, count, positive, seconds_or_none, token
 from eagle_eye.orchestrators.launch import events as on
-from eagle_eye.orchestrators.launch.coordinator import Coordinator
-from eagle_eye.orchestrators.launch.job import LaunchedJob, NoServer, ObservedProgress
+from eagle_eye.orchestrators.launch.coordinator import Coordinator, MemoryFile
 from eagle_eye.orchestrators.launch.logs import Output
-from eagle_eye.orchestrators.launch.persisted_state import MemoryFile
-from eagle_eye.orchestrators.launch.runners import LEASE_S
+from eagle_eye.orchestrators.launch.runners import LEASE_S, LaunchedJob, NoServer, ObservedProgress
 from eagle_eye.orchestrators.launch.state import LauncherNodes, Rules
 from eagle_eye.orchestrators.ledger import Ledger
-from eagle_eye.orchestrators.option_values import address, count, positive, seconds_or_none, token
-from eagle_eye.orchestrators.protocol import Exclusion, JobState, Restart
-from eagle_eye.orchestrators.receiver import Receiver, listen_on, url_of
-from eagle_eye.orchestrators.reports import Reporter
-from eagle_eye.orchestrators.server_client import ServerClient
+from eagle_eye.orchestrators.protocol import Exclusion, JobState, OrchestratorError, Restart, ServerUnreachableError
+from eagle_eye.orchestrators.receiver import Receiver, WebhookIntake, listen_on, url_of
+from eagle_eye.orchestrators.server_client import Claims, Reporter, ServerClient
 from eagle_eye.orchestrators.subscriber import Subscriber
 from eagle_eye.orchestrators.subscription import SubscriptionKeeper, WantedSubscription
-from eagle_eye.planning.plan import Plan
-from eagle_eye.planning.plan_file import read_plan
-from eagle_eye.planning.rank_layout import BYTES_MAX, LAYOUT_VARIABLE, variable
+from eagle_eye.planning.files import read_plan
+from eagle_eye.planning.plan import LAYOUT_BYTES_MAX, LAYOUT_VARIABLE, Plan, variable
 from eagle_eye.schema.configuration import ConfigurationError
 
 STOPPED_EXIT_CODE = 1
@@ -181,7 +174,7 @@ def run(arguments: argparse.Namespace) -> int:
     except (ConfigurationError, OrchestratorError) as error:
         sys.stderr.write(f"eagle-eye launch: {error}\n")
         return 2
-    logs.to_stderr()
+    command_line.to_stderr()
     output = Output(sys.stdout, job.name, as_json=arguments.json)
     with contextlib.closing(memory):
         if arguments.without_server:
@@ -301,8 +294,10 @@ def _read_layouts(arguments: argparse.Namespace, wanted: int) -> Plan:
             " plan again"
         )
     size = max(len(variable(plan, nodes)) for nodes in range(plan.nodes_min, wanted + 1))
-    if size > BYTES_MAX:
-        raise ConfigurationError(f"{file}: {LAYOUT_VARIABLE} would have {size} bytes; {BYTES_MAX} fit into a variable")
+    if size > LAYOUT_BYTES_MAX:
+        raise ConfigurationError(
+            f"{file}: {LAYOUT_VARIABLE} would have {size} bytes; {LAYOUT_BYTES_MAX} fit into a variable"
+        )
     return plan
 
 

@@ -25,13 +25,6 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, SignalException, SubprocessContext
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
-from eagle_eye.orchestrators.launch.likeness import (
-    default_signals,
-    forget,
-    reseed,
-    run_as_main,
-    show,
-)
 from eagle_eye.orchestrators.launch.logs import SizeLimit
 from eagle_eye.orchestrators.launch.messages import (
     Ended,
@@ -42,7 +35,16 @@ from eagle_eye.orchestrators.launch.messages import (
     Started,
     StartedRank,
 )
-from eagle_eye.orchestrators.launch.own_process import PR_SET_PDEATHSIG, prctl, set_defaults
+from eagle_eye.orchestrators.launch.own_process import (
+    PR_SET_PDEATHSIG,
+    default_signals,
+    forget,
+    prctl,
+    reseed,
+    run_as_main,
+    set_defaults,
+    show,
+)
 from eagle_eye.orchestrators.launch.standbys import ROOM_VARIABLE
 
 # Ranks that are forked from a process that has imported torch, for torch's elastic agent.

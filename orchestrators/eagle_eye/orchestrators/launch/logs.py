@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from eagle_eye.orchestrators.logs import one_line
+from eagle_eye.orchestrators.command_line import one_line
 
 
 class Output:

@@ -8,9 +8,9 @@
 GATHERING waits until the nodes of the next attempt are ready, checked if requested, and what ran on them has stopped.
 VERIFYING runs, and waits for confirmation that the attempt continued from its checkpoint; a start that takes too long
 is examined. DECIDING leaves a failed attempt untouched and waits for Eagle Eye's report, then restarts by
-itself: training never depends on us. Where a restart need not renew every process (gathering.py), GATHERING
+itself: training never depends on us. Where a restart need not renew every process (attempt.py), GATHERING
 waits for those that stay to reach their restart points. After being killed, a launcher starts at GATHERING with the
-state saved by persisted_state.py.
+state saved by coordinator.py.
 """
 
 from __future__ import annotations
@@ -23,38 +23,36 @@ from dataclasses import replace
 import msgspec
 
 from eagle_eye.orchestrators.fallback_layouts import no_spare
+from eagle_eye.orchestrators.launch import attempt
 from eagle_eye.orchestrators.launch import events as on
 from eagle_eye.orchestrators.launch import orders as to
-from eagle_eye.orchestrators.launch import reachability
 from eagle_eye.orchestrators.launch.attempt import (
     LOOK_EVERY_S,
+    abandon,
     attempt_failed,
+    consider,
     done_alone,
+    end,
     first_step_within_s,
+    gather,
+    late,
     look_at_the_others,
+    next_nodes,
+    not_ready,
     others_seen,
+    possible_nodes,
     progress,
     ranks_done,
     ranks_ended,
+    renew,
+    renew_all,
     restart_alone,
     running_yet,
     settle,
     start_within_s,
+    too_few,
     unverified,
     word_within_s,
-)
-from eagle_eye.orchestrators.launch.gathering import (
-    abandon,
-    consider,
-    end,
-    gather,
-    late,
-    next_nodes,
-    not_ready,
-    possible_nodes,
-    renew,
-    renew_all,
-    too_few,
 )
 from eagle_eye.orchestrators.launch.state import ENDED, NEVER_S, UP, Phase, Rules, State, Step
 
@@ -444,7 +442,7 @@ def _dispatch(rules: Rules, state: State, event: on.LaunchEvent, now: on.Moment)
 def _reached(rules: Rules, state: State, said: on.NodeReached, now: on.Moment) -> Step:
     """Prepare the next attempt by the answer; one that starts is given up for a node that it can do without."""
     before = state.out_of_reach
-    state, orders = reachability.answered(state, said, now)
+    state, orders = attempt.reach_answered(state, said, now)
     holds_up = state.phase is Phase.STARTING and said.node in set(state.members) - state.started.keys()
     if holds_up and said.node in state.out_of_reach - before and said.node not in (next_nodes(rules, state) or ()):
         reason = f"{said.node} cannot start its ranks: it does not reach the launcher's store"
@@ -497,7 +495,7 @@ def _runner_prepares(
     state = replace(
         _without(state, node), ready=state.ready | {node}, lost=state.lost - {node}, unfit=state.unfit - {node}
     )
-    state, asked = reachability.ask(state, state.out_of_reach & {node}, now)
+    state, asked = attempt.ask_reach(state, state.out_of_reach & {node}, now)
     fields = {"node": node, "check": said.check, "standby": said.standby}
     if state.phase in UP:
         plan = next_nodes(rules, state) or ()
@@ -599,7 +597,7 @@ def _phase_is_due(rules: Rules, state: State, now: on.Moment) -> Step:
 def _ask_again(rules: Rules, state: State, now: on.Moment) -> Step:
     """Ask the nodes that did not reach the store or hold the start up; no answer says nothing."""
     slow = set(state.members) - state.started.keys() if state.phase is Phase.STARTING else set[str]()
-    state, asked = reachability.ask(
+    state, asked = attempt.ask_reach(
         replace(state, doubted=frozenset(), reach_due_s=NEVER_S), state.out_of_reach | slow, now
     )
     return consider(rules, state, now, asked)

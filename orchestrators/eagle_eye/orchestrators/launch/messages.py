@@ -36,7 +36,7 @@ class Configure(msgspec.Struct, frozen=True, tag_field="do", tag="configure"):
     """First line: the environment of everything that runs on the node, and how long silence is tolerated.
 
     ``launch`` marks the ranks of one state folder's launchers: those of an earlier attempt are ended first.
-    ``check`` is how the node is checked before it joins (prepare.py), for at most ``check_within_s``. ``standby`` is
+    ``check`` is how the node is checked before it joins (runner.py), for at most ``check_within_s``. ``standby`` is
     None where ranks are to be spawned.
     """
 

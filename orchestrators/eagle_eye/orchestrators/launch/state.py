@@ -15,8 +15,7 @@ from eagle_eye.orchestrators.launch import events as on
 from eagle_eye.orchestrators.launch import orders as to
 from eagle_eye.orchestrators.launch.blame import Raised
 from eagle_eye.orchestrators.launch.checkpoints import Span
-from eagle_eye.planning.plan import Plan
-from eagle_eye.planning.rank_layout import nodes_used
+from eagle_eye.planning.plan import Plan, nodes_used
 from eagle_eye.schema.action import RestartScope
 
 KNOWN_MARGIN = 3.0  # times the longest known start
@@ -214,7 +213,7 @@ class State:
     held two in a row up. Of an attempt without a step, ``unreached`` are the nodes whose ranks could not reach
     others, with these ranks, ``followed`` those whose ranks ended for that; ``ended_otherwise`` says that ranks
     ended of something else. ``out_of_reach`` are the nodes that do not reach the launcher's store, ``doubted``
-    those that have said so once, ``reaching`` those whose last answer was that they do (reachability.py).
+    those that have said so once, ``reaching`` those whose last answer was that they do (attempt.py).
     ``failed`` are the nodes whose ranks have ended without success, ``points`` those ranks, by node, that have a
     restart point and ``waiting`` those of them that wait there; ``scope`` is that of the restart by which the
     attempt begins, or began, and the ranks of ``kept`` nodes go on in it from the one before, until a first step is

@@ -6,10 +6,10 @@ import argparse
 import contextlib
 import os
 
-from eagle_eye.orchestrators import logs
-from eagle_eye.orchestrators.errors import OrchestratorError
+from eagle_eye.orchestrators import command_line
 from eagle_eye.orchestrators.orchestrate import settings
 from eagle_eye.orchestrators.orchestrate.settings import KINDS
+from eagle_eye.orchestrators.protocol import OrchestratorError
 from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.schema.record_types import prepare_record_types
 
@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
         names = ", ".join(known.name for known in KINDS)
         raise ConfigurationError(f"kind {args.kind!r} is unknown; expected one of {names}")
     options = settings.read(kind, args.options, os.environ)
-    logs.to_stderr()
+    command_line.to_stderr()
     # Imported late: --help needs no web server.
     from eagle_eye.orchestrators.orchestrate.service import Service
 

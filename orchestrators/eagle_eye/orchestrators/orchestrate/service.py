@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import base64
 import contextlib
 import fcntl
 import json
@@ -22,20 +23,86 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from eagle_eye.orchestrators.claims import Claims
-from eagle_eye.orchestrators.errors import CannotCarryOutError, OrchestratorError, ServerUnreachableError
-from eagle_eye.orchestrators.intake import WebhookIntake
+from eagle_eye.orchestrators.command_line import token
 from eagle_eye.orchestrators.ledger import Ledger
-from eagle_eye.orchestrators.option_values import token
 from eagle_eye.orchestrators.orchestrate.settings import OrchestratorKind
-from eagle_eye.orchestrators.protocol import Closes, FollowsPlans, JobState, Orchestrator, ReportsJobs
-from eagle_eye.orchestrators.receiver import Receiver, listen_on, url_of
-from eagle_eye.orchestrators.reports import Reporter
-from eagle_eye.orchestrators.secret_file import SecretFile
-from eagle_eye.orchestrators.server_client import ServerClient
+from eagle_eye.orchestrators.protocol import (
+    CannotCarryOutError,
+    Closes,
+    FollowsPlans,
+    JobState,
+    Orchestrator,
+    OrchestratorError,
+    ReportsJobs,
+    ServerUnreachableError,
+)
+from eagle_eye.orchestrators.receiver import Receiver, WebhookIntake, listen_on, url_of
+from eagle_eye.orchestrators.server_client import Claims, Reporter, ServerClient
 from eagle_eye.orchestrators.subscriber import PARALLEL_MAX, Subscriber
 from eagle_eye.orchestrators.subscription import SubscriptionKeeper, WantedSubscription
 from eagle_eye.schema.action import ActionRequest, JobUpdate, ReportState
+
+log = logging.getLogger(__name__)
+
+SECRET_BYTES_MIN, SECRET_BYTES_MAX = 24, 64
+
+
+class SecretFile:
+    """The secrets in a file, one a line, ``whsec_`` and base64; two during a rotation. Ignores empty lines and #...
+
+    If the file becomes unreadable or empty, the last secrets stay valid.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Raise OrchestratorError where the file cannot be used."""
+        self._path = path
+        self._read_at = self._changed()
+        self._secrets = self._read()
+
+    def __call__(self) -> list[str]:
+        """Return the currently valid secrets."""
+        try:
+            changed = self._changed()
+            if changed != self._read_at:
+                self._read_at = changed
+                self._secrets = self._read()
+                log.info("%s: %d signing secrets", self._path, len(self._secrets))
+        except OrchestratorError as error:
+            log.warning("%s; the secrets read before go on to count", error)
+        return self._secrets
+
+    def _changed(self) -> tuple[int, int, int, int]:
+        try:
+            found = self._path.stat()
+        except OSError as error:
+            raise OrchestratorError(f"--secret-file {self._path}: {error.strerror}") from None
+        return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino  # ctime: permissions changed
+
+    def _read(self) -> list[str]:
+        try:
+            lines = self._path.read_text(encoding="ascii").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise OrchestratorError(f"--secret-file {self._path}: {type(error).__name__}") from None
+        secrets = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        for number, secret in enumerate(secrets, 1):
+            if not _usable(secret):
+                raise OrchestratorError(
+                    f"--secret-file {self._path}: secret {number} is none; expected whsec_ and base64 of 24 to 64 bytes"
+                )
+        if not secrets:
+            raise OrchestratorError(f"--secret-file {self._path}: holds no secret; expected whsec_... on a line")
+        return secrets
+
+
+def _usable(secret: str) -> bool:
+    """Whether the server would sign with it. The library would accept any text as base64, even an empty one."""
+    head, _, encoded = secret.partition("whsec_")
+    try:
+        decoded = base64.b64decode(encoded + "=" * (-len(encoded) % 4), validate=True)
+    except ValueError:
+        return False
+    return not head and SECRET_BYTES_MIN <= len(decoded) <= SECRET_BYTES_MAX
+
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _PREFIX = "eagle_eye_orchestrate_"
@@ -87,8 +154,6 @@ class Metrics:
         """Return the page in Prometheus' format."""
         return generate_latest(self._registry)
 
-
-log = logging.getLogger(__name__)
 
 WATCH_S = 0.5
 REPORTED_AGAIN_S = 60.0  # the remaining pace of jobs: the server may have lost it

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 
 import msgspec
 
-from eagle_eye.orchestrators.option_values import address, seconds
+from eagle_eye.orchestrators.command_line import address, seconds
 from eagle_eye.orchestrators.protocol import Orchestrator
 from eagle_eye.schema.configuration import (
     ENVIRONMENT_PREFIX,
@@ -53,11 +53,11 @@ class OrchestratorKind(NamedTuple):
 
 
 KINDS: tuple[OrchestratorKind, ...] = (
-    OrchestratorKind("slurm", "eagle_eye.orchestrators.slurm.options", "drain nodes and requeue jobs in Slurm"),
+    OrchestratorKind("slurm", "eagle_eye.orchestrators.slurm.orchestrator", "drain nodes and requeue jobs in Slurm"),
     OrchestratorKind(
-        "torchft", "eagle_eye.orchestrators.torchft.options", "kill a replica group, have the others train on"
+        "torchft", "eagle_eye.orchestrators.torchft.orchestrator", "kill a replica group, have the others train on"
     ),
-    OrchestratorKind("command", "eagle_eye.orchestrators.command.options", "run a program of yours for each verb"),
+    OrchestratorKind("command", "eagle_eye.orchestrators.site_program", "run a program of yours for each verb"),
     OrchestratorKind("kubernetes", "eagle_eye.orchestrators.kubernetes.options", "cordon nodes, evict a job's pods"),
 )
 

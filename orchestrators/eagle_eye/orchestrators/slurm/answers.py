@@ -15,13 +15,13 @@ from urllib.parse import quote
 
 import msgspec
 
-from eagle_eye.orchestrators.errors import CannotCarryOutError, RejectedError, ServerUnreachableError
+from eagle_eye.orchestrators.protocol import CannotCarryOutError, RejectedError, ServerUnreachableError
 from eagle_eye.schema.slurm import JobPhase, JobReading, NodeReading, read_job, read_node, state_names
 
 
 # Errors between us and Slurm.
 #
-# CannotCarryOutError (orchestrators/errors.py) └── SlurmError a command could not be run, or did not answer in time,
+# CannotCarryOutError (orchestrators/protocol.py) └── SlurmError a command could not be run, or did not answer in time,
 # or not with what was expected └── SlurmRefusedError Slurm answered, and said no
 class SlurmError(CannotCarryOutError):
     """Slurm's state is unknown; the message names the command and is suitable for operators."""

@@ -11,9 +11,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from eagle_eye.orchestrators.errors import CannotCarryOutError
 from eagle_eye.orchestrators.fallback_layouts import no_spare, nodes_by_plan
-from eagle_eye.orchestrators.protocol import Cause
+from eagle_eye.orchestrators.protocol import CannotCarryOutError, Cause
 from eagle_eye.orchestrators.slurm.answers import SlurmJob, SlurmNode
 from eagle_eye.planning.plan import Plan
 from eagle_eye.schema.slurm import JobPhase

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import getpass
 import re
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
-from eagle_eye.orchestrators.errors import CannotCarryOutError
-from eagle_eye.orchestrators.protocol import Cause, Restart
+from eagle_eye.orchestrators.ledger import write_whole
+from eagle_eye.orchestrators.protocol import CannotCarryOutError, Cause, OrchestratorError, Restart
 from eagle_eye.orchestrators.slurm.answers import ID_MAX, NONE_WORDS, SlurmJob, SlurmRefusedError
 from eagle_eye.orchestrators.slurm.cluster import Cluster, scale
 from eagle_eye.orchestrators.slurm.decisions import (
@@ -29,8 +31,72 @@ from eagle_eye.orchestrators.slurm.decisions import (
     title_of,
     way_of,
 )
-from eagle_eye.orchestrators.slurm.persisted_state import BegunRestart, SlurmMemory
 from eagle_eye.planning.plan import Plan
+
+# The restarts that this process has begun, and the jobs that it holds, in a file: the next process goes on with them.
+#
+# Slurm has the rest. The number of restarts before ours is saved because it shows whether the restart that Slurm counts
+# is the requested one.
+
+RESTARTS_KEPT_MAX = 1_000
+RESTARTS_KEPT_S = 14 * 86_400.0
+
+
+class BegunRestart(msgspec.Struct, frozen=True):
+    """A restart in progress or done; ``restarts`` is Slurm's count before it. Times are Unix seconds.
+
+    ``without`` are the nodes that we wrote into the job's ExcNodeList; ``held`` says that we hold it for lack of nodes.
+    For a job that follows a plan, ``job`` is its name in the plan and ``wanted`` how many nodes it wants; "" and 0 for
+    others. ``became`` is the job that was submitted in its place, 0 for none.
+    """
+
+    slurm_id: int
+    restarts: int
+    without: list[str]
+    at_s: float
+    held: bool = False
+    job: str = ""
+    wanted: int = 0
+    became: int = 0
+
+
+class SlurmMemory:
+    """The restarts begun, by action; thread-safe. Raises OrchestratorError for a file that is not ours."""
+
+    def __init__(self, path: Path, now: Callable[[], float]) -> None:
+        self._path = path
+        self._now = now
+        self._lock = threading.Lock()
+        try:
+            self._begun = msgspec.json.decode(path.read_bytes(), type=dict[str, BegunRestart])
+        except FileNotFoundError:
+            self._begun = {}
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise OrchestratorError(f"{path} cannot be read: {error}; move it away to begin anew") from None
+
+    def of(self, action_id: str) -> BegunRestart | None:
+        """Return the restart that was begun for an action, None for none."""
+        with self._lock:
+            return self._begun.get(action_id)
+
+    def keep(self, action_id: str, begun: BegunRestart) -> None:
+        """Save it to disk; entries older than MEMORY_S, or beyond ENTRIES_MAX, are forgotten."""
+        with self._lock:
+            oldest_s = self._now() - RESTARTS_KEPT_S
+            kept = {name: one for name, one in self._begun.items() if one.at_s > oldest_s and name != action_id}
+            kept[action_id] = begun
+            self._begun = dict(list(kept.items())[-RESTARTS_KEPT_MAX:])
+            write_whole(self._path, msgspec.json.encode(self._begun))
+
+    def of_job(self, slurm_id: int) -> list[BegunRestart]:
+        """Return the restarts of a job, oldest first, with those of the job that it was submitted to replace."""
+        return [one for one in self.all().values() if slurm_id in (one.slurm_id, one.became)]
+
+    def all(self) -> dict[str, BegunRestart]:
+        """Return all that is known, oldest first."""
+        with self._lock:
+            return dict(self._begun)
+
 
 # Resubmits a job that may not be requeued, with the script and options stored by Slurm.
 #

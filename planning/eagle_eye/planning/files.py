@@ -1,4 +1,4 @@
-"""The cost of a job's layers: the file written by ``eagle-eye plan profile``, or by hand."""
+"""The files that ``eagle-eye plan`` reads: a profile, with the cost of a job's layers, and a plan."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import Literal
 
 import msgspec
 
+from eagle_eye.planning.plan import Plan, check_plan
 from eagle_eye.schema.configuration import ConfigurationError
 
-FILE_BYTES_MAX = 16 << 20
+PROFILE_BYTES_MAX = 16 << 20
 LAYERS_MAX = 1_000
-FORMAT: Literal["eagle-eye-profile/1"] = "eagle-eye-profile/1"
-SECONDS_MAX = 86_400.0  # per layer and micro-batch
-BYTES_MAX = 1 << 50
+PROFILE_FORMAT: Literal["eagle-eye-profile/1"] = "eagle-eye-profile/1"
+LAYER_SECONDS_MAX = 86_400.0  # per layer and micro-batch
+LAYER_BYTES_MAX = 1 << 50
 
 
 class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -73,7 +74,7 @@ def sums(profile: Profile) -> Sums:
 
 def read_profile(path: Path) -> Profile:
     """Return the file's profile. Raises ConfigurationError, which names what is wrong or missing."""
-    raw = read_bounded(path, "--profile", FILE_BYTES_MAX)
+    raw = read_bounded(path, "--profile", PROFILE_BYTES_MAX)
     try:
         profile = msgspec.json.decode(raw, type=Profile)
         check(profile)
@@ -91,11 +92,13 @@ def check(profile: Profile) -> None:
     _check_order([layer.layer for layer in profile.layers])
     for layer in profile.layers:
         for name in ("forward_s", "backward_s"):
-            if not 0 <= (seconds := getattr(layer, name)) <= SECONDS_MAX:
-                raise ValueError(f"layers[{layer.layer}].{name}: expected 0 to {SECONDS_MAX:g} s, got {seconds:g}")
+            if not 0 <= (seconds := getattr(layer, name)) <= LAYER_SECONDS_MAX:
+                raise ValueError(
+                    f"layers[{layer.layer}].{name}: expected 0 to {LAYER_SECONDS_MAX:g} s, got {seconds:g}"
+                )
         for name in ("parameter_bytes", "optimizer_bytes", "activation_bytes"):
-            if not 0 <= (size := getattr(layer, name)) <= BYTES_MAX:
-                raise ValueError(f"layers[{layer.layer}].{name}: expected 0 to {BYTES_MAX} bytes, got {size}")
+            if not 0 <= (size := getattr(layer, name)) <= LAYER_BYTES_MAX:
+                raise ValueError(f"layers[{layer.layer}].{name}: expected 0 to {LAYER_BYTES_MAX} bytes, got {size}")
     if math.fsum(layer.forward_s + layer.backward_s for layer in profile.layers) <= 0:
         raise ValueError("layers: none of them takes any time; measure again")
 
@@ -122,3 +125,29 @@ def read_bounded(path: Path, option: str, bytes_max: int) -> bytes:
     if len(raw) > bytes_max:
         raise ConfigurationError(f"{option}: {path} is larger than {bytes_max} bytes; is it another file?")
     return raw
+
+
+PLAN_BYTES_MAX = 256 << 20
+
+
+def read_plan(path: Path, option: str = "--plan") -> Plan:
+    """Return the plan in the file that the option names. Raises ConfigurationError for an invalid one."""
+    raw = read_bounded(path, option, PLAN_BYTES_MAX)
+    try:
+        plan = msgspec.json.decode(raw, type=Plan)
+        check_plan(plan)
+    except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+        raise ConfigurationError(f"{option}: {path}: {error}; eagle-eye plan --json writes plans") from None
+    return plan
+
+
+def check_hardware(plan: Plan, gpus_per_node: int | None, gpu_memory_bytes: int | None) -> None:
+    """Check that the plan is for nodes like these; None: unknown. Raises ConfigurationError."""
+    wanted = plan.hardware
+    gpus = wanted.gpus_per_node if gpus_per_node is None else gpus_per_node
+    memory_bytes = wanted.gpu_memory_bytes if gpu_memory_bytes is None else gpu_memory_bytes
+    if gpus != wanted.gpus_per_node or memory_bytes < wanted.gpu_memory_bytes:
+        raise ConfigurationError(
+            f"--plan: it is for other hardware: GPUs of a node {wanted.gpus_per_node}, not {gpus}; bytes of a GPU"
+            f" {wanted.gpu_memory_bytes}, not {memory_bytes}; plan again"
+        )
