@@ -64,14 +64,14 @@ class Intake(WebhookIntake):
     lines: Lines | None = None
     highest: int = 0
 
-    def take(self, webhook_id: str, body: bytes) -> str:
+    def store_event(self, webhook_id: str, body: bytes) -> str:
         """See WebhookIntake."""
         event = json.loads(body)
         data, before, outcome = event["data"], self.highest, "not taken"
         epoch = data.get("epoch", 0)
         self.highest = max(before, epoch)
         try:
-            outcome = super().take(webhook_id, body)
+            outcome = super().store_event(webhook_id, body)
         except LowerEpochError:
             outcome = "lower epoch"
             raise
@@ -131,7 +131,9 @@ class Jobs:
             for device in range(self._site.gpus)
         ]
         if self.subscription is not None:
-            self.subscription.tell(job, JobUpdate(self._attempts[job], "running", ranks, restart_owner="eagle-eye"))
+            self.subscription.report_job(
+                job, JobUpdate(self._attempts[job], "running", ranks, restart_owner="eagle-eye")
+            )
 
     def _say(self, what: str, job: str, attempt: int, action: str, fault: str) -> None:
         line = {"what": what, "time_s": time.time(), "action": action, "job": job, "attempt": attempt, "fault": fault}

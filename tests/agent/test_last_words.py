@@ -31,7 +31,7 @@ UNREACHED = "socketStartConnect: Connect to 10.0.0.7<41234> failed : No route to
 def read(text: str) -> list[LastWords]:
     """Return what the reader finds in a log's lines."""
     reader = WordsReader()
-    return [found for line in text.splitlines() if (found := reader.take(without_prefixes(line))) is not None]
+    return [found for line in text.splitlines() if (found := reader.read_line(without_prefixes(line))) is not None]
 
 
 def said(text: str) -> str:
@@ -103,9 +103,9 @@ def test_any_lines_go_through_the_traceback_reader(lines: list[str]) -> None:
 
 def test_a_traceback_that_never_ends_is_given_up() -> None:
     reader = WordsReader()
-    reader.take(LogLine(BEGIN))
+    reader.read_line(LogLine(BEGIN))
     for _ in range(2_000):
-        reader.take(LogLine("    frame"))
+        reader.read_line(LogLine("    frame"))
     assert not reader.under_way
 
 
@@ -140,7 +140,7 @@ def test_what_another_writes_ends_a_message(line: str) -> None:
 def test_a_frameworks_line_ends_a_message() -> None:
     reader = WordsReader()
     found = [
-        reader.take(without_prefixes(line), lambda text: "iteration" in text)
+        reader.read_line(without_prefixes(line), lambda text: "iteration" in text)
         for line in (HEADER + FRAME + "ValueError: x\n" + iteration(3) + "peer gone\n").splitlines()
     ]
     assert [words.text for words in found if words] == [FRAME + "ValueError: x"]
@@ -253,7 +253,7 @@ Root Cause (first observed failure):
 
 def failures(text: str) -> list[RankFailure]:
     table = FailureTable()
-    return [found for line in text.splitlines() if (found := table.take(without_prefixes(line).text)) is not None]
+    return [found for line in text.splitlines() if (found := table.read_line(without_prefixes(line).text)) is not None]
 
 
 def test_torchruns_table_says_how_each_rank_ended() -> None:

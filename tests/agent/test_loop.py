@@ -235,14 +235,14 @@ def test_a_collector_that_never_answers_costs_only_itself() -> None:
 
     drops = Drops()
     runner = CollectorRunner(Scripted("nvml", hang), drops, time.monotonic)
-    runner.ask(1.0)
+    runner.start_collection(1.0)
     assert runner.answer(0.01) == Observed()
-    runner.ask(2.0)
+    runner.start_collection(2.0)
     assert runner.answer(0.01) == Observed()
     assert runner.state == "failed: no answer for 0 s"
     release.set()
     until(lambda: not runner._answers.empty())
-    runner.ask(3.0)
+    runner.start_collection(3.0)
     assert runner.answer(5.0) == node_row()
     assert runner.state == "ok"
     assert drops.snapshot() == {"collector_late_nvml": 1}
@@ -262,7 +262,7 @@ def test_a_fast_collector_is_not_charged_with_the_time_of_a_slow_one() -> None:
         for name, collect in (("a", slow), ("b", Observed))
     ]
     for runner in runners:
-        runner.ask(1.0)
+        runner.start_collection(1.0)
     until(lambda: begun.is_set() and not runners[1]._answers.empty())
     time.sleep(0.2)
     release.set()
@@ -286,11 +286,11 @@ def test_events_of_an_answer_that_came_too_late_go_with_the_next() -> None:
         return next(answers)()
 
     runner = CollectorRunner(Scripted("kernel_log", answer), Drops(), time.monotonic)
-    runner.ask(1.0)
+    runner.start_collection(1.0)
     assert runner.answer(0.01).events == []
     release.set()
     until(lambda: not runner._answers.empty())
-    runner.ask(2.0)
+    runner.start_collection(2.0)
     assert runner.answer(5.0).events == [error]
     runner.close()
 
@@ -299,7 +299,7 @@ def test_what_a_collector_could_not_see_is_said_beside_what_it_saw() -> None:
     runner = CollectorRunner(
         Scripted("nvml", lambda: Observed(node={}, problem="gpu 3: lost")), Drops(), time.monotonic
     )
-    runner.ask(1.0)
+    runner.start_collection(1.0)
     runner.answer(5.0)
     assert runner.state == "failed: gpu 3: lost"
     runner.close()

@@ -450,7 +450,7 @@ def test_a_zombie_is_no_rank(node: Node) -> None:
     stat = files.stat(10)
     assert stat is not None
     ranks = Ranks(node.processes, node.drops, files, set, node.wake, node.clock.now_s, node.tree.watcher)
-    ranks.take([(TrainingProcess(10, "j", 0, 1, 0), stat.started)], {10})  # it ended since the look
+    ranks.set_ranks([(TrainingProcess(10, "j", 0, 1, 0), stat.started)], {10})  # it ended since the look
     assert ranks.happened() == Observed()
     assert node.tree.watcher.watched == set()
 

@@ -453,8 +453,8 @@ def test_no_line_takes_long_or_raises(framework: object, text: str) -> None:
             parse(without_prefixes(candidate).text)
             reader = WordsReader()
             for begin in (candidate, "terminate called after throwing an instance of 'E'", candidate, candidate):
-                reader.take(LogLine(begin))
-            FailureTable().take(candidate)
+                reader.read_line(LogLine(begin))
+            FailureTable().read_line(candidate)
             bar(candidate)
         return time.process_time() - begun_s
 

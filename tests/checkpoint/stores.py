@@ -138,10 +138,10 @@ class Rank:
         self._capacity_bytes = 0
 
     def hello(self) -> Welcome:
-        return self.connection.ask(Hello(VERSION, JOB, self._key), Welcome)
+        return self.connection.request(Hello(VERSION, JOB, self._key), Welcome)
 
     def open(self, opening: Open) -> None:
-        opened = self.connection.ask(opening, SlotsOpened)
+        opened = self.connection.request(opening, SlotsOpened)
         self.paths = opened.slots
         self.slots = {number: mapped(path, opening.capacity_bytes) for number, path in enumerate(opened.slots)}
         self._capacity_bytes = opening.capacity_bytes
@@ -244,7 +244,7 @@ def put(
 ) -> tuple[BlockingConnection, Proceed]:
     """Announce a copy to a store, as another node's store does."""
     connection = connect(node.store.address, JOB, key, WITHIN_S)
-    return connection, connection.ask(Put(attempt, one, sums_of(memoryview(data))), Proceed)
+    return connection, connection.request(Put(attempt, one, sums_of(memoryview(data))), Proceed)
 
 
 def stored(node: Node, one: CopyInfo, data: bytes) -> Stored:

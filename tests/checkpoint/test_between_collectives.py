@@ -71,7 +71,7 @@ def run(job: Job, after_s: float = 0.0) -> Run:
             while now_s < until_s:
                 now_s += LOOK_S
                 next_mark_s = marked(now_s)
-                carrier.look(now_s, total(now_s))
+                carrier.observe_traffic(now_s, total(now_s))
         if began_s >= after_s and count:
             found.sent += count
             found.collided_s += job.busy_s(began_s, now_s)

@@ -18,13 +18,13 @@ class Link:
         self.carrier = Carrier(self.spans)
         self.now_s = 10.0
         self.total = 0
-        self.carrier.look(self.now_s, self.total)
+        self.carrier.observe_traffic(self.now_s, self.total)
 
     def passes(self, seconds: float, ratio: float) -> None:
         for _ in range(round(seconds / LOOK_S)):
             self.now_s += LOOK_S
             self.total += int(RATE * ratio * LOOK_S)
-            self.carrier.look(self.now_s, self.total)
+            self.carrier.observe_traffic(self.now_s, self.total)
 
     def own(self, seconds: float, own_ratio: float, others_ratio: float) -> bool:
         self.now_s += seconds
@@ -86,7 +86,7 @@ def test_traffic_that_began_while_nobody_looked_began_no_earlier_than_it_can_hav
     link.spans.mark(link.now_s)
     link.now_s += 0.05
     link.total += int(RATE * 0.01)
-    link.carrier.look(link.now_s, link.total)
+    link.carrier.observe_traffic(link.now_s, link.total)
     link.passes(0.05, 0.0)
     length_s, _ = link.spans._lengths[0][0]
     assert length_s == pytest.approx(0.04, abs=0.003)

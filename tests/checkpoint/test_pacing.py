@@ -74,7 +74,7 @@ def test_no_more_goes_than_the_cap_allows(rate: float, waits_s: list[float]) -> 
     cap, cost, now_s, sent = Cap(rate), measured(1e9, 0.0), 7.0, 0
     for wait_s in waits_s:
         count, _ = next_piece(now_s, None, 1 << 40, cost, cap)
-        cap.take(count)
+        cap.spend(count)
         sent += count
         assert sent <= rate * (now_s - 7.0) + max(PIECE_BYTES_MIN, rate * BURST_S) + 1
         now_s += wait_s
@@ -85,7 +85,7 @@ def test_under_a_cap_something_goes_after_the_wait_that_was_said(rate: float, le
     cap, cost, now_s = Cap(rate), measured(1e9, 0.0), 0.0
     for _ in range(50):
         count, wait_s = next_piece(now_s, None, left, cost, cap)
-        cap.take(count)
+        cap.spend(count)
         if not count:
             assert wait_s > 0
             assert next_piece(now_s + wait_s * 1.001 + 1e-6, None, left, cost, cap)[0] > 0

@@ -46,13 +46,13 @@ class TestSlots:
 
     def test_a_slot_that_is_being_filled_is_neither_granted_nor_taken_again(self) -> None:
         slots = Slots([None, None, None])
-        assert slots.take(()) == 0
-        assert slots.take(()) == 1
+        assert slots.take_slot(()) == 0
+        assert slots.take_slot(()) == 1
         assert slots.grant(()) == 2
 
     def test_a_slot_that_was_filled_with_nothing_is_free(self) -> None:
         slots = Slots([None])
-        slots.take(())
+        slots.take_slot(())
         slots.filled(0, None)
         assert slots.grant(()) == 0
 
@@ -75,7 +75,7 @@ class TestSlots:
     ) -> None:
         slots = Slots([None if step is None else copy(step) for step in steps], granted)
         before = {one.step for one in slots.copies}
-        slots.take(needed)
+        slots.take_slot(needed)
         slots.grant(needed)
         assert before & needed <= {one.step for one in slots.copies}
 

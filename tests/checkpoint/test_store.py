@@ -107,7 +107,7 @@ def read(node: Node, rank: int, step: int, plan: str = PLAN) -> bytes:
     """Return a copy, as a rank of another node reads it."""
     connection = connect(node.store.address, JOB, KEY, WITHIN_S)
     try:
-        found = connection.ask(Find(plan, rank, step), Found)
+        found = connection.request(Find(plan, rank, step), Found)
         assert found.copy is not None, f"no copy of rank {rank}, step {step} on {node.name}"
         connection.send(Read(plan, rank, step, 0, found.length))
         reported = connection.receive()
@@ -150,7 +150,7 @@ class TestCopies:
         ranks = opened(two)
         for node in two:
             connection = connect(node.store.address, JOB, KEY, WITHIN_S)
-            assert connection.ask(GetBlob(PLAN), Blob).data == b"what lies where"
+            assert connection.request(GetBlob(PLAN), Blob).data == b"what lies where"
             connection.close()
         close(*ranks)
 
@@ -463,7 +463,7 @@ class TestAnotherStore:
         ranks = opened(two, attempt=2)
         connection = connect(two[1].store.address, JOB, KEY, WITHIN_S)
         with pytest.raises(ProtocolError, match="attempt 1 is over: attempt 2 has begun"):
-            connection.ask(Reserve(1, 0, PLAN, b"", 100, 1, None), Reserved)
+            connection.request(Reserve(1, 0, PLAN, b"", 100, 1, None), Reserved)
         connection.close()
         close(*ranks)
 
@@ -472,7 +472,7 @@ class TestAnotherStore:
         ranks = opened(two)
         connection = connect(two[1].store.address, JOB, KEY, WITHIN_S)
         said = Put(1, of(1, length=length), b"s" * 8 if length > 0 else b"")
-        assert not connection.ask(said, Proceed).yes
+        assert not connection.request(said, Proceed).yes
         connection.close()
         close(*ranks)
 
@@ -565,7 +565,7 @@ class TestConnectionsLost:
 
         async def closed_meanwhile() -> Peer:
             peer = Peer("b", two[1].store.address, JOB, KEY)
-            telling = asyncio.ensure_future(peer.tell(RanksDone(0, "a")))
+            telling = asyncio.ensure_future(peer.send_message(RanksDone(0, "a")))
             await asyncio.sleep(0)
             peer.close()
             with pytest.raises(ConnectionError, match="b is not spoken to any more"):
@@ -744,7 +744,7 @@ class TestStartedAnew:
 class TestRanks:
     def test_a_rank_of_another_version_is_told_to_update(self, one: Node) -> None:
         rank = Rank(one)
-        refused = rank.connection.ask(Hello(VERSION + 1, JOB, KEY), RequestRefused)
+        refused = rank.connection.request(Hello(VERSION + 1, JOB, KEY), RequestRefused)
         assert "update the older one" in refused.reason
         close(rank)
 
@@ -792,7 +792,7 @@ class TestRanks:
         slot = stopped.granted()
         # The new attempt is heard of from the other node's store first.
         connection = connect(two[1].store.address, JOB, KEY, WITHIN_S)
-        connection.ask(Reserve(2, 0, PLAN, b"", 5000, 2, None), Reserved)
+        connection.request(Reserve(2, 0, PLAN, b"", 5000, 2, None), Reserved)
         stopped.write(1, contents(1, 1), slot)
         assert stopped.ended()
         assert two[1].steps == set()
@@ -879,7 +879,7 @@ class TestMemory:
         rank.hello()
         reserving.release(2)
         connection = connect(one.store.address, JOB, KEY, WITHIN_S)
-        connection.ask(Reserve(1, 1, PLAN, b"", 5000, 2, None), Reserved)
+        connection.request(Reserve(1, 1, PLAN, b"", 5000, 2, None), Reserved)
         assert len(one.slot_files) == 2
         connection.close()
         close(rank)

@@ -173,7 +173,7 @@ class Story:
         """Return the story's rows by step, as the engine aligns them."""
         grid = StepGrid()
         for line, time_s in enumerate(self.times_s):
-            grid.take(float(time_s), {name: values[line] for name, values in self.device.items()}, role_of)
+            grid.add_row(float(time_s), {name: values[line] for name, values in self.device.items()}, role_of)
         return grid.steps(), grid.curve()
 
     def window(self, **changes: Any) -> Window:

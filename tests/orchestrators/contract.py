@@ -69,7 +69,7 @@ class Delivered:
 
     def takes(self, wanted: ActionRequest, event_id: str = "evt-1") -> list[tuple[str, str]]:
         """The reports once the action came and had its turn."""
-        self.intake.take(event_id, event_body(wanted, event_id=event_id))
+        self.intake.store_event(event_id, event_body(wanted, event_id=event_id))
         while not self.intake.work.empty():
             self.subscriber.do(self.intake.work.get_nowait())
         return self.reports

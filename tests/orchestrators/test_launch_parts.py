@@ -114,7 +114,7 @@ def test_a_log_that_grows_too_long_is_cut_while_it_is_written(tmp_path: Path) ->
         limit.start()
         file.write(b"a" * 101)
         file.flush()
-        limit.look()
+        limit.cut_long_files()
         file.write(b"b" * 10)
         file.flush()
         limit.stop()
@@ -263,7 +263,7 @@ class Watched:
     def sees(self, attempt: int, step: int, after_s: float = 1.0) -> None:
         self.now_s += after_s
         self.sight = ObservedProgress(attempt, step)
-        self.watcher.look()
+        self.watcher.report_progress()
 
 
 def test_the_first_step_is_told_once_the_next_one_shows_the_pace() -> None:
@@ -290,10 +290,10 @@ def test_new_checkpoints_are_told_and_so_is_one_written_again(tmp_path: Path) ->
     write(10, 1_000.0)
     watched = Watched(tmp_path)
     watched.watcher.watch(2, 10, find_checkpoints(tmp_path))
-    watched.watcher.look()
+    watched.watcher.report_progress()
     assert watched.reported == []
     write(20, 2_000.0)
     write(10, 3_000.0)
-    watched.watcher.look()
-    watched.watcher.look()
+    watched.watcher.report_progress()
+    watched.watcher.report_progress()
     assert watched.reported == [on.CheckpointWritten(2, 20), on.CheckpointWritten(2, 10)]

@@ -117,7 +117,7 @@ def test_only_what_keeps_a_job_from_training_may_make_it_wait(fault: str, waits:
     asked: list[on.ExcludeAsked] = []
 
     class Coordinator:
-        def ask(self, make: Callable[[int], on.ExcludeAsked]) -> str:
+        def request(self, make: Callable[[int], on.ExcludeAsked]) -> str:
             asked.append(make(1))
             return ""
 

@@ -176,7 +176,7 @@ def test_a_process_that_dies_as_it_takes_an_action_leaves_neither_report_nor_act
     monkeypatch.setattr(endpoint.intake, "report", owe)
     monkeypatch.setattr(endpoint.ledger, dies_in, dies)
     with pytest.raises(SystemExit):
-        endpoint.intake.take("evt-1", event_body(wanted))
+        endpoint.intake.store_event("evt-1", event_body(wanted))
     monkeypatch.undo()
     endpoint.reopen()
     assert (endpoint.ledger.owed(), endpoint.ledger.state_of("act-1")) == ([], None)

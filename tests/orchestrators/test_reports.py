@@ -164,7 +164,7 @@ def test_a_server_that_lost_the_subscription_gets_it_and_the_job_again(tmp_path:
 
     with stub_server() as server, Subscribing(server, tmp_path) as subscription:
         server.answer = answer
-        subscription.tell("j", JobUpdate(1, "running", [MemberRank(0, "n1", 0)], "eagle-eye"))
+        subscription.report_job("j", JobUpdate(1, "running", [MemberRank(0, "n1", 0)], "eagle-eye"))
         server.wait("PUT", "/api/v1/jobs/j", 1)
         server.wait("POST", "/api/v1/subscriptions", 1)
         lost[0] = True
@@ -198,10 +198,10 @@ def test_a_server_that_goes_away_is_reported_once_and_so_is_its_return(tmp_path:
 def test_the_latest_word_on_a_job_arrives_once_the_server_is_back(tmp_path: Path) -> None:
     with stub_server() as server, Subscribing(server, tmp_path) as subscription:
         server.answer = lambda *_: (503, None)
-        subscription.tell("j", JobUpdate(1, "running"))
+        subscription.report_job("j", JobUpdate(1, "running"))
         server.wait("PUT", "/api/v1/jobs/j", 2)
         wait_for(lambda: not subscription.in_touch)
-        subscription.tell("j", JobUpdate(2, "running"))
+        subscription.report_job("j", JobUpdate(2, "running"))
         server.answer = StubServer.agreeable
         assert subscription.flush(5.0)
         assert server.reported("PUT", "/api/v1/jobs/j")[-1]["attempt"] == 2

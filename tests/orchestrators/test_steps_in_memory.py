@@ -62,11 +62,11 @@ def test_a_step_that_the_attempt_has_captured_on_each_rank_is_its_first_one() ->
     held = [copy(0, 40), copy(1, 40), copy(0, 41)]  # the rank that died had not captured step 41
     watcher = ProgressReporter(None, lambda: None, reported.append, in_memory=lambda: held)
     watcher.watch(2, 40, (), list(held))
-    watcher.look()
+    watcher.report_progress()
     held += [copy(1, 41, attempt=2)]
-    watcher.look()
+    watcher.report_progress()
     assert reported == []
     held += [copy(0, 41, attempt=2)]
-    watcher.look()
-    watcher.look()
+    watcher.report_progress()
+    watcher.report_progress()
     assert reported == [on.StepSeen(2, 41, 41)]

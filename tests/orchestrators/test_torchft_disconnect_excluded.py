@@ -53,36 +53,36 @@ def release(peers: Peers, address: str = "127.0.0.1") -> Release:
 def test_a_wait_ends_once_a_node_is_excluded_during_it(peers: Peers) -> None:
     made = release(peers)
     with made.waiting():
-        made.look(time.monotonic())
+        made.end_if_due(time.monotonic())
         peers.exclude("n2")
-        made.look(time.monotonic() + 2.0)
+        made.end_if_due(time.monotonic() + 2.0)
     assert (made.released, peers.connected()) == (1, False)
 
 
 def test_a_short_wait_is_left_alone(peers: Peers) -> None:
     made = release(peers)
     with made.waiting():
-        made.look(time.monotonic())
+        made.end_if_due(time.monotonic())
         peers.exclude("n2")
-        made.look(time.monotonic() + 0.5)
+        made.end_if_due(time.monotonic() + 0.5)
     assert (made.released, peers.connected()) == (0, True)
 
 
 def test_a_node_that_was_excluded_before_the_wait_is_not_waited_for(peers: Peers) -> None:
     made = release(peers)
     peers.exclude("n2")
-    made.look(time.monotonic())
+    made.end_if_due(time.monotonic())
     with made.waiting():
-        made.look(time.monotonic() + 2.0)
+        made.end_if_due(time.monotonic() + 2.0)
     assert (made.released, peers.connected()) == (0, True)
 
 
 def test_connections_to_other_nodes_stay(peers: Peers) -> None:
     made = release(peers, "127.0.0.9")
     with made.waiting():
-        made.look(time.monotonic())
+        made.end_if_due(time.monotonic())
         peers.exclude("n2")
-        made.look(time.monotonic() + 2.0)
+        made.end_if_due(time.monotonic() + 2.0)
     assert (made.released, peers.connected()) == (1, True)
 
 
@@ -92,7 +92,7 @@ def test_a_node_without_an_address_is_counted_and_raises_nothing(peers: Peers) -
 
     made = Release(peers.file, unknown)
     with made.waiting():
-        made.look(time.monotonic())
+        made.end_if_due(time.monotonic())
         peers.exclude("n2")
-        made.look(time.monotonic() + 2.0)
+        made.end_if_due(time.monotonic() + 2.0)
     assert (made.failures, peers.connected()) == (1, True)

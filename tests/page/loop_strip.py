@@ -75,7 +75,7 @@ class KeptTimeline(DemoTimeline):
     def tell(self, stage: str, text: str, at_s: float | None = None, style: str = "") -> None:
         """Keep it, and write it as the demo does."""
         self.told.append((stage, None if self.fault_s is None or at_s is None else at_s - self.fault_s, text))
-        DemoTimeline.tell(self, stage, text, at_s, style)
+        DemoTimeline.report_stage(self, stage, text, at_s, style)
 
     def first(self, stage: str) -> tuple[float, str]:
         """Return when and what was first told of a stage after the fault."""

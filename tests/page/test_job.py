@@ -24,7 +24,7 @@ def hung(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterator
     with replayed(tmp_path_factory.mktemp("hung"), "hang", nodes=4, gpus=2, minutes=4.0, seed=5) as server:
         # What the accounts write at their next look, in ten seconds.
         services = server.dispatcher.services
-        services.bookkeeper.look(services.outlook.courses(), services.clock.now_s())
+        services.bookkeeper.write_changes(services.outlook.courses(), services.clock.now_s())
         yield server
 
 

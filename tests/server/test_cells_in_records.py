@@ -150,8 +150,8 @@ def follower(servers: dict[str, Server], monkeypatch: pytest.MonkeyPatch) -> tup
     follower, store = servers["b"], servers["b"].store
     servers["default"].store.commit(Change(cells=(status("default"), status("b"))))
     follower.cells.begin(lambda: "")
-    asyncio.run(follower.cells.look())  # writes how it is itself
-    asyncio.run(follower.cells.look())
+    asyncio.run(follower.cells.catch_up())  # writes how it is itself
+    asyncio.run(follower.cells.catch_up())
     asked: list[int] = []
     range_of = store.change_range
 
@@ -172,7 +172,7 @@ def test_a_cell_asks_nothing_once_it_was_read_that_nothing_changed(
 ) -> None:
     cells, asked = follower
     cells.note_newest(servers["b"].store.marks().newest, NOW + 0.1)
-    asyncio.run(cells.look())
+    asyncio.run(cells.catch_up())
     assert asked == []
 
 
@@ -181,7 +181,7 @@ def test_a_cell_asks_for_itself_where_what_was_read_is_older_than_its_own_look(
 ) -> None:
     cells, asked = follower
     cells.note_newest(servers["b"].store.marks().newest, NOW - 0.1)
-    asyncio.run(cells.look())
+    asyncio.run(cells.catch_up())
     assert len(asked) == 1
 
 

@@ -183,6 +183,6 @@ def test_inventory_events_bring_address_and_serial(tmp_path: Path) -> None:
     reported = {"uuid": "GPU-9", "model": "H100", "pci_address": "0000:1b:00.0", "serial": "16520\n"}
     with running(tmp_path) as server:
         server.send(body(frame(events=[Event(NOW, "inventory", 3, reported)])))
-        server.dispatcher.services.bookkeeper.look([], NOW)
+        server.dispatcher.services.bookkeeper.write_changes([], NOW)
         found = server.client.get("/api/v1/gpus/GPU-9").json()
         assert (found["device"], found["pci_address"], found["serial"]) == (3, "0000:1b:00.0", "")

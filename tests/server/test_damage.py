@@ -189,7 +189,7 @@ def test_a_folder_that_is_new_or_was_only_given_tokens_begins_without_a_word(tmp
 
 def test_the_folder_itself_remembers_which_databases_it_has_had(tmp_path: Path) -> None:
     with held(tmp_path) as hold:
-        hold.note("127.0.0.1:8470", DATABASES)
+        hold.write_owner("127.0.0.1:8470", DATABASES)
     with (
         held(tmp_path) as hold,
         pytest.raises(StoreUnavailable, match=r"records\.db is missing.*history\.db is missing"),

@@ -66,7 +66,7 @@ class Site:
         """Let the time pass, look, and return whom that asked; ``nodes`` are heard as before meanwhile."""
         self.clock.advance(seconds)
         self.hear(*nodes)
-        return self.idle.look(busy)
+        return self.idle.request_due_checks(busy)
 
     def asked(self, node: str = "n1") -> NodeCheck:
         """Have the node idle until it is asked; return its check."""
@@ -175,7 +175,7 @@ def test_a_node_that_works_for_a_job_by_anybodys_word_is_not_idle(site: Site) ->
         site.clock.advance(600)
         site.hear("agent", job="llm", ranks=(Rank("llm", 0, 1, 0),))
         site.hear("launcher")
-        assert site.idle.look(("launcher",)) == []
+        assert site.idle.request_due_checks(("launcher",)) == []
 
 
 def test_a_node_between_two_attempts_is_not_idle_yet(site: Site) -> None:

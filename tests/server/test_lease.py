@@ -121,7 +121,7 @@ class FakeKeeper:
         self._note("read")
         return self.lease
 
-    def take(self, seen: Lease, holder: str) -> int | None:
+    def take_lease(self, seen: Lease, holder: str) -> int | None:
         self._note("take")
         if self.lease != seen:
             return None
@@ -511,10 +511,10 @@ def test_a_node_that_asked_in_vain_counts_once_and_for_as_long_as_one_that_was_h
     host = Host()
     nodes = UnreachedNodes(HEARD_LEASES * LEASE_S, host.now_s)
     for node in ("n1", "n2", "n1"):
-        nodes.note(node)
+        nodes.record_node(node)
     assert nodes.count() == 2
     host.time_s = 10.0
-    nodes.note("n2")
+    nodes.record_node("n2")
     host.time_s = HEARD_LEASES * LEASE_S + 1.0
     assert nodes.count() == 1
 

@@ -35,7 +35,7 @@ def test_no_stretch_of_time_holds_more_than_the_burst_and_the_rate(
     rates, now_s, taken_s = Rates(), 0.0, list[float]()
     for gap_s in gaps_s:
         now_s += gap_s
-        if rates.take("key", per_s, burst, now_s) == 0.0:
+        if rates.count_request("key", per_s, burst, now_s) == 0.0:
             taken_s.append(now_s)
     for first, begin_s in enumerate(taken_s):
         for last, end_s in enumerate(taken_s[first:], first):
@@ -45,25 +45,25 @@ def test_no_stretch_of_time_holds_more_than_the_burst_and_the_rate(
 @given(st.integers(1, 5), st.sampled_from([0.5, 2.0, 10.0]))
 def test_who_waits_as_long_as_told_is_let_in(burst: int, per_s: float) -> None:
     rates = Rates()
-    waits_s = [rates.take("key", per_s, burst, 0.0) for _ in range(burst + 1)]
+    waits_s = [rates.count_request("key", per_s, burst, 0.0) for _ in range(burst + 1)]
     assert waits_s[:-1] == [0.0] * burst
-    assert rates.take("key", per_s, burst, waits_s[-1] + 1e-9) == 0.0
+    assert rates.count_request("key", per_s, burst, waits_s[-1] + 1e-9) == 0.0
 
 
 def test_who_is_refused_does_not_push_its_turn_further_away() -> None:
     rates = Rates()
-    assert rates.take("key", 1.0, 1, 0.0) == 0.0
-    assert [rates.take("key", 1.0, 1, 0.5) for _ in range(9)] == [0.5] * 9
-    assert rates.take("key", 1.0, 1, 1.0) == 0.0
+    assert rates.count_request("key", 1.0, 1, 0.0) == 0.0
+    assert [rates.count_request("key", 1.0, 1, 0.5) for _ in range(9)] == [0.5] * 9
+    assert rates.count_request("key", 1.0, 1, 1.0) == 0.0
 
 
 def test_no_more_keys_are_remembered_than_allowed() -> None:
     rates = Rates(keys_max=2)
     for key in ("a", "b", "a", "c"):
-        rates.take(key, 1.0, 2, 0.0)
-    assert rates.take("a", 1.0, 2, 0.0) > 0.0  # it was heard after "b", which was forgotten
-    assert rates.take("b", 1.0, 2, 0.0) == 0.0
-    assert rates.take("b", 1.0, 2, 0.0) == 0.0
+        rates.count_request(key, 1.0, 2, 0.0)
+    assert rates.count_request("a", 1.0, 2, 0.0) > 0.0  # it was heard after "b", which was forgotten
+    assert rates.count_request("b", 1.0, 2, 0.0) == 0.0
+    assert rates.count_request("b", 1.0, 2, 0.0) == 0.0
 
 
 def test_a_refusal_names_who_the_limit_and_the_setting_and_says_when_to_come_back() -> None:

@@ -61,8 +61,8 @@ class Site:
         ]
         for event, up in zip(reported, links, strict=False):
             event.attributes["nvlinks"] = up
-        self.keeper.note(node, reported)
-        self.keeper.look([], now_s)
+        self.keeper.record_events(node, reported)
+        self.keeper.write_changes([], now_s)
 
     def hear(self, *nodes: str, nvml: str = "ok") -> None:
         for node in nodes:
@@ -77,7 +77,7 @@ class Site:
         while self.clock.now_s() < until_s:
             self.clock.advance(LOOK_S)
             self.hear(*nodes, nvml=nvml)
-            self.missing.look()
+            self.missing.update_incidents()
             self.watch.tick(self.clock.now_s())
         return self.store.open_incidents()
 

@@ -82,7 +82,7 @@ def test_an_idle_node_that_computes_wrong_numbers_is_drained(tmp_path: Path) -> 
         site = Site(server, SystemClock())
         agent = agent_of(server, command, [])
         site.hear()
-        eventually(lambda: server.dispatcher.services.idle_checks.look(()) == [site.node])
+        eventually(lambda: server.dispatcher.services.idle_checks.request_due_checks(()) == [site.node])
 
         def acted() -> bool:
             agent.answered(site.hear())

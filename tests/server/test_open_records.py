@@ -115,7 +115,7 @@ def test_more_changes_than_are_followed_one_by_one_are_seen_all_the_same(store: 
 
 def test_what_was_noted_and_never_committed_is_gone_once_forgotten(store: SqlStore) -> None:
     records = refreshed(OpenRecords(store))
-    records.note(Change(incidents=(incident(),), actions=(past(),)))
+    records.apply_change(Change(incidents=(incident(),), actions=(past(),)))
     assert records.concern("j")
     records.forget()
     assert not refreshed(records).concern("j")

@@ -65,7 +65,7 @@ def test_facts_sent_again_are_judged_at_once_and_enter_the_accounts_no_second_ti
 ) -> None:
     with running(tmp_path) as server:
         noted: list[object] = []
-        monkeypatch.setattr(server.dispatcher.services.bookkeeper, "note", lambda *told: noted.append(told))
+        monkeypatch.setattr(server.dispatcher.services.bookkeeper, "record_events", lambda *told: noted.append(told))
         server.send(body(frame(1000)))
         again(server, kept(700, events=[XID]))
         assert [event for seen, _, _ in server.watcher.frames for event in seen.events] == [XID]
@@ -125,10 +125,10 @@ class Fleet:
 
 def test_a_node_that_sends_again_is_incomplete_until_nothing_is_left() -> None:
     fleet = Fleet()
-    fleet.resends.note("n1", 64, NOW - 60)
+    fleet.resends.record_request("n1", 64, NOW - 60)
     assert (fleet.missing(), fleet.resends.ready()) == (["n1"], False)
     assert "n1" in fleet.resends.problem()
-    fleet.resends.note("n1", 0, NOW - 120)
+    fleet.resends.record_request("n1", 0, NOW - 120)
     assert (fleet.missing(), fleet.resends.ready(), fleet.resends.problem()) == ([], True, "")
     fleet.resends.taken_in()
     assert not fleet.resends.ready()
@@ -136,18 +136,18 @@ def test_a_node_that_sends_again_is_incomplete_until_nothing_is_left() -> None:
 
 def test_windows_are_ready_when_the_last_of_the_nodes_is() -> None:
     fleet = Fleet()
-    fleet.resends.note("n1", 0, NOW - 60)
-    fleet.resends.note("n2", 7, NOW - 60)
+    fleet.resends.record_request("n1", 0, NOW - 60)
+    fleet.resends.record_request("n2", 7, NOW - 60)
     assert not fleet.resends.ready()
-    fleet.resends.note("n2", 0, NOW - 120)
+    fleet.resends.record_request("n2", 0, NOW - 120)
     assert fleet.resends.ready()
 
 
 def test_a_node_that_comes_later_has_the_windows_read_once_more_but_not_at_once() -> None:
     fleet = Fleet()
-    fleet.resends.note("n1", 0, NOW - 60)
+    fleet.resends.record_request("n1", 0, NOW - 60)
     fleet.resends.taken_in()
-    fleet.resends.note("n2", 0, NOW - 60)
+    fleet.resends.record_request("n2", 0, NOW - 60)
     assert not fleet.resends.ready()
     fleet.clock.advance(module.REFILL_EVERY_S)
     assert fleet.resends.ready()
@@ -157,7 +157,7 @@ def test_nodes_that_may_send_again_are_awaited_for_a_little() -> None:
     fleet = Fleet()
     fleet.resends.expect(["n1", "n2"])
     assert fleet.missing() == ["n1", "n2"]
-    fleet.resends.note("n1", 0, NOW - 60)
+    fleet.resends.record_request("n1", 0, NOW - 60)
     assert (fleet.missing(), fleet.resends.ready()) == (["n2"], False)
     fleet.clock.advance(RESEND_PATIENCE_S + 1)  # an agent of an earlier version, or a node that is gone
     assert (fleet.missing(), fleet.resends.ready()) == ([], True)
@@ -165,22 +165,22 @@ def test_nodes_that_may_send_again_are_awaited_for_a_little() -> None:
 
 def test_a_node_that_falls_silent_while_it_sends_again_is_not_awaited_for_ever() -> None:
     fleet = Fleet()
-    fleet.resends.note("n1", 300, NOW - 60)
+    fleet.resends.record_request("n1", 300, NOW - 60)
     fleet.clock.advance(RESEND_PATIENCE_S + 1)
     assert (fleet.missing(), fleet.resends.ready()) == ([], True)
 
 
 def test_a_node_that_reaches_back_as_far_as_detection_is_shown_is_complete() -> None:
     fleet = Fleet(nodes=5_000, frames_max=500_000)  # a hundred seconds
-    fleet.resends.note("n1", 800, NOW - 64)
+    fleet.resends.record_request("n1", 800, NOW - 64)
     assert fleet.missing() == ["n1"]
-    fleet.resends.note("n1", 736, NOW - 128)
+    fleet.resends.record_request("n1", 736, NOW - 128)
     assert fleet.missing() == []
 
 
 def test_windows_that_live_frames_have_filled_are_not_read_anew() -> None:
     fleet = Fleet(nodes=12_500, frames_max=500_000)
-    fleet.resends.note("n1", 0, NOW - 900)
+    fleet.resends.record_request("n1", 0, NOW - 900)
     fleet.clock.advance(41.0)
     assert (fleet.missing(), fleet.resends.ready()) == ([], False)
 

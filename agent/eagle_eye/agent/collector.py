@@ -170,7 +170,7 @@ class CollectorRunner:
         self._thread = threading.Thread(target=self._run, name=f"collect-{collector.name}", daemon=True)
         self._thread.start()
 
-    def ask(self, now_s: float) -> None:
+    def start_collection(self, now_s: float) -> None:
         """Start a collection, unless one is still pending or the collector is unsupported."""
         if self._busy and not self._answers.empty():
             late, self.duration_s = self._answers.get()  # it arrived after its interval's frame was sent

@@ -41,7 +41,7 @@ def look(
         if place:
             sleep(BETWEEN_S)
         for runner in runners:
-            runner.ask(now_s())
+            runner.start_collection(now_s())
         seen = gathered(runners, monotonic_s() + within_s, monotonic_s)
         events += seen.events
     for runner in runners:

@@ -243,7 +243,7 @@ class Loop:
     def _ask(self) -> None:
         now_s = self._clock.now_s()
         for runner in self._runners:
-            runner.ask(now_s)
+            runner.start_collection(now_s)
 
     def _gather(self, answer_s: float) -> Observed:
         return gathered(self._runners, self._clock.monotonic_s() + answer_s, self._clock.monotonic_s)

@@ -336,7 +336,7 @@ class MemoryCheckpointer:
             try:
                 connection = connect(address, self._job, self._key, REMOTE_WITHIN_S)
                 try:
-                    data = connection.ask(GetBlob(step.plan), Blob).data
+                    data = connection.request(GetBlob(step.plan), Blob).data
                 finally:
                     connection.close()
             except OSError as error:
@@ -361,7 +361,7 @@ class MemoryCheckpointer:
                 else:
                     connection = connect(address, self._job, self._key, REMOTE_WITHIN_S)
                     try:
-                        copy = connection.ask(Find(step.plan, rank, step.step), Found).copy
+                        copy = connection.request(Find(step.plan, rank, step.step), Found).copy
                     except BaseException:
                         connection.close()
                         raise

@@ -215,7 +215,7 @@ class BlockingConnection:
         self._fill(memoryview(body))
         return parsed(body)
 
-    def ask(self, message: Message, kind: type[MessageT]) -> MessageT:
+    def request(self, message: Message, kind: type[MessageT]) -> MessageT:
         """Return the answer to a message. Raises ProtocolError, OSError; a refusal's reason is in the error."""
         self.send(message)
         return expected(self.receive(), kind)
@@ -266,7 +266,7 @@ def connect(address: str, job: str, key: bytes, timeout_s: float) -> BlockingCon
     connection = BlockingConnection(tuned(socket.create_connection(address_of(address), timeout_s)), timeout_s)
     try:
         nonce = os.urandom(NONCE_BYTES)
-        challenge = connection.ask(Greet(VERSION, job, nonce), Challenge)
+        challenge = connection.request(Greet(VERSION, job, nonce), Challenge)
         connection.send(answer(key, nonce, challenge))
     except BaseException:
         connection.close()

@@ -354,7 +354,7 @@ class JobService:
         job, missing = self.job, self._missing(shard, opening, steps)
         taken: dict[int, SlotFile] = {}
         for step in sorted(missing, reverse=True)[: len(shard.files) - 1] if opening.sources else ():
-            slot = shard.slots.take(job.needed_of(shard))
+            slot = shard.slots.take_slot(job.needed_of(shard))
             if slot is not None:
                 shard.sums.pop(slot, None)
                 taken[step] = shard.files[slot]
@@ -526,7 +526,7 @@ class JobService:
 
     async def _tell(self, node: str, word: Message) -> None:
         try:
-            await self._peer(node).tell(word)
+            await self._peer(node).send_message(word)
         except OSError as error:
             self.job.trouble(f"{node} was not told ({type(word).__name__}): {error}")
 

@@ -56,7 +56,7 @@ class Peer:
         self._moving = asyncio.Lock()
         self._speaking = asyncio.Lock()
 
-    async def tell(self, message: Message) -> None:
+    async def send_message(self, message: Message) -> None:
         """Send a message that has no answer. Raises OSError."""
         async with self._speaking:
             try:

@@ -170,7 +170,7 @@ class Slots:
         self.granted = self._chosen(needed)
         return self.granted
 
-    def take(self, needed: Collection[int]) -> int | None:
+    def take_slot(self, needed: Collection[int]) -> int | None:
         """Return a slot to fill besides the granted one, None where all hold ``needed`` steps.
 
         Its copy is dropped, and it is reserved until it is ``filled``.

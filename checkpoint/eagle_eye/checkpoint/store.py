@@ -555,7 +555,7 @@ def ask_verify(folder: Path, within_s: float = 600.0) -> Verified:
 def _asked(folder: Path, question: Message, kind: type[MessageT], within_s: float) -> MessageT:
     connection = connect_local(folder / SOCKET, within_s)
     try:
-        return connection.ask(question, kind)
+        return connection.request(question, kind)
     finally:
         connection.close()
 

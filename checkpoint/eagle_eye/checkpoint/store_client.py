@@ -167,11 +167,11 @@ class StoreClient:
 
     def find(self, plan: str, rank: int, step: int) -> Found:
         """Return where a copy is on this node. Raises OSError."""
-        return self._asked().ask(Find(plan, rank, step), Found)
+        return self._asked().request(Find(plan, rank, step), Found)
 
     def blob(self, plan: str) -> bytes | None:
         """Return a plan's layout. Raises OSError."""
-        return self._asked().ask(GetBlob(plan), Blob).data
+        return self._asked().request(GetBlob(plan), Blob).data
 
     def open(
         self, opening: Open, opened: Callable[[SlotsOpened, AttemptConnection], None], hear: Callable[[Message], None]
@@ -211,13 +211,13 @@ class StoreClient:
         start_store(self._folder, self._node)
         connection = connect_local(self._folder / SOCKET, ANSWER_WITHIN_S)
         try:
-            return connection, connection.ask(Hello(VERSION, self._job, self._key), Welcome)
+            return connection, connection.request(Hello(VERSION, self._job, self._key), Welcome)
         except BaseException:
             connection.close()
             raise
 
     def _begin(self, connection: BlockingConnection, opening: Open) -> None:
-        opened = connection.ask(opening, SlotsOpened)
+        opened = connection.request(opening, SlotsOpened)
         connection.set_timeout(None)
         if self._line is not None:
             self._line.end(0.0)

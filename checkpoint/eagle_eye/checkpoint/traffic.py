@@ -141,7 +141,7 @@ class Carrier:
         self.peak_bytes_per_s = 0.0
         self.collisions = 0
 
-    def look(self, now_s: float, total: int) -> None:
+    def observe_traffic(self, now_s: float, total: int) -> None:
         """Take the sent bytes so far; none since the last look were our own."""
         if self._looked_s is None or total < self._total:  # first, or the interface was recreated
             self._looked_s, self._total = now_s, total
@@ -336,7 +336,7 @@ class Cap:
         self._at_s = now_s
         return max(0, int(self._tokens))
 
-    def take(self, count: int) -> None:
+    def spend(self, count: int) -> None:
         """So many bytes go."""
         self._tokens -= count
 
@@ -402,7 +402,7 @@ class Capped:
                 break
             await asyncio.sleep(self._cap.wait_s(least))
         count = min(left, PIECE_BYTES if allowed is None else min(PIECE_BYTES, allowed))
-        self._cap.take(count)
+        self._cap.spend(count)
         yield count
 
 
@@ -561,7 +561,7 @@ class _Link:
     def _look(self) -> None:
         if self.seen:
             try:
-                self._carrier.look(time.monotonic(), self._counter.sent_bytes())
+                self._carrier.observe_traffic(time.monotonic(), self._counter.sent_bytes())
             except OSError as error:
                 self._lost(error)
 
@@ -602,7 +602,7 @@ class _Between:
             sight = None if self._is_late(now_s) else self._link.sight(now_s)
             count, wait_s = next_piece(now_s, sight, left, self._link.cost, self._cap)
             if count:
-                self._cap.take(count)
+                self._cap.spend(count)
                 return count
             await asyncio.sleep(min(wait_s, POLL_S))
 

@@ -83,7 +83,7 @@ def write_recording(client: Client, out: Path, job: str, start_s: float, end_s: 
             lacking = f"{rfc3339(low_s)} to {rfc3339(high_s)}"
             sys.stderr.write(f"eagle-eye record: frames are lacking from {lacking}: {problem}\n")
         for raw in parts:
-            recorder.take(decode_frame(raw))
+            recorder.add_frame(decode_frame(raw))
             if recorder.frames % 256 == 0:
                 progress.update(task, description=f"{recorder.frames} frames of {recorder.nodes} nodes")
         if recorder.frames == 0:

@@ -162,9 +162,11 @@ def run(args: argparse.Namespace) -> int:
             contextlib.closing(_stack(args, site, folder, timeline)) as stack,
         ):
             servers = "two servers on one PostgreSQL" if args.ha else "a server"
-            timeline.tell("start", f"{servers} and four nodes: {site.description}; no GPU here, so no GPU metrics")
+            timeline.report_stage(
+                "start", f"{servers} and four nodes: {site.description}; no GPU here, so no GPU metrics"
+            )
             if load.per_core > PER_CORE_TOLD:
-                timeline.tell("busy", f"{load}: all will take longer")
+                timeline.report_stage("busy", f"{load}: all will take longer")
             stack.start()
             if isinstance(stack, TwoServers):
                 moral = play_takeover(stack, timeline)
@@ -207,8 +209,10 @@ def _stack(args: argparse.Namespace, site: DemoSite, folder: Path, timeline: Dem
 def _keep(stack: Stack, timeline: DemoTimeline) -> None:
     """Leave everything running until Ctrl-C."""
     token_file = stack.token_file("admin")
-    timeline.tell("kept", f"the page is at {stack.url}/ (token: {token_file}); Ctrl-C ends it")
-    timeline.tell("kept", f"for commands: export EAGLE_EYE_SERVER={stack.url} EAGLE_EYE_TOKEN_FILE={token_file}")
+    timeline.report_stage("kept", f"the page is at {stack.url}/ (token: {token_file}); Ctrl-C ends it")
+    timeline.report_stage(
+        "kept", f"for commands: export EAGLE_EYE_SERVER={stack.url} EAGLE_EYE_TOKEN_FILE={token_file}"
+    )
     with contextlib.suppress(KeyboardInterrupt):
         while True:
             time.sleep(1.0)

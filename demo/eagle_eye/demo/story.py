@@ -34,7 +34,7 @@ class DemoTimeline:
     measured_s: dict[str, float] = field(default_factory=dict)
     _console: Console = field(default_factory=lambda: Console(highlight=False))
 
-    def tell(self, stage: str, text: str, at_s: float | None = None, style: str = "") -> None:
+    def report_stage(self, stage: str, text: str, at_s: float | None = None, style: str = "") -> None:
         """Report a stage reached at ``at_s`` (Unix seconds, None: now)."""
         at_s = time.time() if at_s is None else at_s
         since_fault_s = None if self.fault_s is None else at_s - self.fault_s
@@ -132,14 +132,14 @@ def play(fault: str, stack: Stack, timeline: DemoTimeline, healthy_s: float) -> 
         attempt = before["attempt"]
         began_s, how = inject(fault, stack, CULPRIT)
         timeline.fault_s = began_s
-        timeline.tell("fault", how, began_s, "yellow")
+        timeline.report_stage("fault", how, began_s, "yellow")
         follow(stack, timeline, attempt, expected, before)
     return f"{CULPRIT} was named, the job was restarted without it and its loss goes on"
 
 
 def _play_nothing(stack: Stack, timeline: DemoTimeline, healthy_s: float) -> str:
     training(stack, timeline, 0)
-    timeline.tell("watch", f"a healthy job is watched for {healthy_s:.0f} s")
+    timeline.report_stage("watch", f"a healthy job is watched for {healthy_s:.0f} s")
     until_s = time.monotonic() + healthy_s
     stack.wait("a healthy job goes on", lambda: time.monotonic() >= until_s or None, healthy_s + STEPPED_WITHIN_S)
     asked, incidents = stack.items("actions"), stack.items("incidents")
@@ -149,7 +149,7 @@ def _play_nothing(stack: Stack, timeline: DemoTimeline, healthy_s: float) -> str
     steps = stack.steps()
     if steps[-1]["attempt"] != steps[0]["attempt"] or time.time() - steps[-1]["time_s"] > STEPPED_WITHIN_S:
         raise StageFailed(f"the job did not go on undisturbed: its last step was {steps[-1]}")
-    timeline.tell("training", f"step {steps[-1]['step']}, loss {steps[-1]['loss']:.3f}")
+    timeline.report_stage("training", f"step {steps[-1]['step']}, loss {steps[-1]['loss']:.3f}")
     return f"nothing was wrong for {len(steps)} steps, and Eagle Eye said nothing"
 
 
@@ -164,7 +164,7 @@ def training(stack: Stack, timeline: DemoTimeline, restarts: int) -> dict[str, A
 
     step = stack.wait("the job trains", under_way, STARTED_WITHIN_S)
     nodes = sorted({rank["node"] for rank in _job(stack)["ranks"]})
-    timeline.tell("training", f"step {step['step']}, loss {step['loss']:.3f} on {', '.join(nodes)}")
+    timeline.report_stage("training", f"step {step['step']}, loss {step['loss']:.3f} on {', '.join(nodes)}")
     return step
 
 
@@ -188,7 +188,9 @@ def follow(
     first = stack.steps()[0]["loss"]
     if not (math.isfinite(later["loss"]) and later["loss"] < first):
         raise StageFailed(f"the loss continues: it is {later['loss']} after the restart; it began at {first}")
-    timeline.tell("training", f"the loss continues: {step['loss']:.3f} → {later['loss']:.3f} at step {later['step']}")
+    timeline.report_stage(
+        "training", f"the loss continues: {step['loss']:.3f} → {later['loss']:.3f} at step {later['step']}"
+    )
     if expected.shrinks:
         if "no spare: 3 nodes go on" not in action["summary"]:
             raise StageFailed(f"the action says that there is no spare: it says {action['summary']!r}")
@@ -200,7 +202,9 @@ def follow(
 def _shrunk(timeline: DemoTimeline, before: dict[str, Any], after: dict[str, Any]) -> None:
     _same("the number of ranks", before["ranks"] - 1, after["ranks"], "the step log")
     _same("the samples of a step", before["samples"], after["samples"], "the step log")
-    timeline.tell("layout", f"{after['ranks']} nodes train, {after['samples']} samples a step as on {before['ranks']}")
+    timeline.report_stage(
+        "layout", f"{after['ranks']} nodes train, {after['samples']} samples a step as on {before['ranks']}"
+    )
 
 
 def _verdict_and_action(
@@ -212,9 +216,9 @@ def _verdict_and_action(
     incident = next(i for i in stack.items("incidents") if i["id"] == action["incident_id"])
     detected_s = _seconds(incident["detected"])
     timeline.measure("injection to verdict", detected_s)
-    timeline.tell("verdict", f"{incident['fault']}: {incident['summary']}", detected_s, "red")
+    timeline.report_stage("verdict", f"{incident['fault']}: {incident['summary']}", detected_s, "red")
     for item in incident["evidence"]:
-        timeline.tell("evidence", _evidence(item), detected_s, "dim")
+        timeline.report_stage("evidence", _evidence(item), detected_s, "dim")
     _same("the fault", expected.fault, incident["fault"])
     _same("the culprit", CULPRIT, incident["node"])
     _same("the action", expected.action, action["kind"])
@@ -230,7 +234,7 @@ def _delivered(stack: Stack, timeline: DemoTimeline, action: dict[str, Any]) -> 
     report = stack.wait("the webhook is delivered and accepted", accepted, VERDICT_WITHIN_S)
     received_s = _seconds(report["time"])
     timeline.measure("injection to webhook received", received_s)
-    timeline.tell("webhook", f"signed, delivered and accepted by the launcher: {action['kind']}", received_s)
+    timeline.report_stage("webhook", f"signed, delivered and accepted by the launcher: {action['kind']}", received_s)
 
 
 def _restarted(
@@ -251,8 +255,10 @@ def _restarted(
     if expected.action == "exclude_node":
         standing = next(n for n in stack.items("nodes") if n["node"] == CULPRIT)
         _same(f"the standing of {CULPRIT}", "excluded", standing["state"])
-        timeline.tell("excluded", f"{CULPRIT} is out; the job runs on {', '.join(nodes)}", _seconds(report["time"]))
-    timeline.tell("restarted", report["detail"], _seconds(report["time"]))
+        timeline.report_stage(
+            "excluded", f"{CULPRIT} is out; the job runs on {', '.join(nodes)}", _seconds(report["time"])
+        )
+    timeline.report_stage("restarted", report["detail"], _seconds(report["time"]))
     return job
 
 
@@ -260,7 +266,7 @@ def _stepped(stack: Stack, timeline: DemoTimeline, expected: ExpectedEffects, be
     attempt = before["attempt"] + 1
     step = stack.wait("the job makes steps again", lambda: _nth_step(stack, attempt, 1), STEPPED_WITHIN_S)
     timeline.measure("injection to first new step", step["time_s"])
-    timeline.tell("training", _resumed(step, _last_step(stack, attempt - 1)), step["time_s"])
+    timeline.report_stage("training", _resumed(step, _last_step(stack, attempt - 1)), step["time_s"])
     # Steps that a fault has corrupted are not resumed from; those of a hung or slow job are good.
     last = _last_sound(stack, attempt - 1) if expected.spoils_numbers else _last_step(stack, attempt - 1)
     if not 0 < step["resumed_from"] <= last:

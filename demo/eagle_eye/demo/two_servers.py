@@ -195,14 +195,18 @@ LEADS_WITHIN_S = 30.0
 def play_takeover(stack: TwoServers, timeline: DemoTimeline) -> str:
     """Play the story to its end and return its moral. Raises StageFailed naming the stage that failed."""
     first = stack.leader
-    timeline.tell("leads", f"{first}, with epoch {stack.leadership(first)['epoch']}; the other server stands by")
+    timeline.report_stage(
+        "leads", f"{first}, with epoch {stack.leadership(first)['epoch']}; the other server stands by"
+    )
     before = training(stack, timeline, 0)
     began_s, how = inject(TAKEOVER_FAULT, stack, CULPRIT)
     timeline.fault_s = began_s
-    timeline.tell("fault", how, began_s, "yellow")
+    timeline.report_stage("fault", how, began_s, "yellow")
     second = stack.kill_leader()
     killed_s = time.time()
-    timeline.tell("killed", f"{first}, which leads, is killed (SIGKILL) before it can judge", killed_s, "yellow")
+    timeline.report_stage(
+        "killed", f"{first}, which leads, is killed (SIGKILL) before it can judge", killed_s, "yellow"
+    )
 
     def leads() -> dict[str, Any] | None:
         said = stack.leadership(second)
@@ -212,14 +216,14 @@ def play_takeover(stack: TwoServers, timeline: DemoTimeline) -> str:
     led_s = time.time()
     timeline.measure("injection to the other server leads", led_s)
     text = f"{second} leads, {led_s - killed_s:.1f} s after {first} was killed, with epoch {said['epoch']}"
-    timeline.tell("leads", text, led_s, "green")
+    timeline.report_stage("leads", text, led_s, "green")
     follow(stack, timeline, before["attempt"], _EXPECTED, before)
     _once(stack)
     stack.start_one(first)
     again = stack.leadership(first)
     if again["leads"] or again["epoch"] != said["epoch"]:
         raise StageFailed(f"the server that was killed stands by once it is started again: it says {again}")
-    timeline.tell("standby", f"{first} is started again and stands by")
+    timeline.report_stage("standby", f"{first} is started again and stands by")
     return f"{first} was killed while {CULPRIT} hung; {second} named it, and the job goes on without it"
 
 

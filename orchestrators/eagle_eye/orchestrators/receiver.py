@@ -240,7 +240,7 @@ class WebhookIntake:
         reasons = [_verify(secret, body, headers) for secret in self.secrets()]
         return None if None in reasons else (reasons[0] if reasons else "no signing secret is known yet")
 
-    def take(self, webhook_id: str, body: bytes) -> str:
+    def store_event(self, webhook_id: str, body: bytes) -> str:
         """Store the event durably; return its outcome.
 
         Raises UnacceptableEventError, queue.Full, and LowerEpochError: then it is taken once its epoch is high enough.
@@ -472,7 +472,7 @@ def _refused_by_headers(request: Request) -> Response | None:
 
 def _taken(intake: WebhookIntake, webhook_id: str, body: bytes) -> Response:
     try:
-        outcome = intake.take(webhook_id, body)
+        outcome = intake.store_event(webhook_id, body)
     except UnacceptableEventError as error:
         intake.count("malformed")
         return _problem(400, "malformed-event", str(error))

@@ -128,7 +128,7 @@ class SubscriptionKeeper:
         """Start making and keeping the subscription."""
         self._thread.start()
 
-    def tell(self, job: str, update: JobUpdate) -> None:
+    def report_job(self, job: str, update: JobUpdate) -> None:
         """Send the job's state to the server; replaces an earlier one that is not delivered yet."""
         with self._lock:
             self._jobs[job] = (update, False)

@@ -231,7 +231,7 @@ def create_app(
     parts.history.journal.templates.listen(templates.take_used, templates.forget)
     services.fleet.when_forgotten(templates.expel)
     takers = _frames(services, templates), _remote_write(services, parts.to_cells)
-    return Dispatcher(api, *takers, services, reload.ask, parts.forwarding, parts.joint)
+    return Dispatcher(api, *takers, services, reload.request_reload, parts.forwarding, parts.joint)
 
 
 @functools.cache
@@ -611,7 +611,7 @@ def _observe(services: Services) -> Callable[[Frame, float, float], None]:
     def observe(frame: Frame, received_s: float, offset_s: float) -> None:
         services.watcher.observe(frame, received_s, offset_s)
         if frame.events:
-            services.bookkeeper.note(frame.node, frame.events)
+            services.bookkeeper.record_events(frame.node, frame.events)
 
     return observe
 

@@ -234,7 +234,7 @@ def _serve(
 ) -> _Server:
     """Serve until interrupted, or, with ``leadership``, until this server begins or ceases to lead."""
     dispatcher = create_app(config, reread=reread, leadership=leadership)
-    hold.note(config.listen, databases(config))
+    hold.write_owner(config.listen, databases(config))
     server = _Server(dispatcher, bound, manager, config.public_url, leadership)
     signal.signal(signal.SIGHUP, lambda *_: dispatcher.reload())
     # A stop by the service manager is as orderly as one by the keyboard: uvicorn handles both while it serves

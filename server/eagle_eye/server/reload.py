@@ -67,7 +67,7 @@ class Reload:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tell(succeeded=True)
 
-    def ask(self) -> None:
+    def request_reload(self) -> None:
         """Have the configuration read; may be called from any thread or a signal handler."""
         self._asked.set()
         if self._loop is not None and self._woken is not None:

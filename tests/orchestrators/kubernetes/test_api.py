@@ -103,8 +103,8 @@ def test_a_node_that_has_changed_is_a_conflict() -> None:
 def test_a_text_is_put_under_its_key_of_a_config_map_and_taken_away() -> None:
     script = Script(other=[(200, {})])
     with talking_to(script) as api:
-        assert api.tell("resume", "ml", "train", "memory:40")
-        assert api.tell("resume", "ml", "train", None)
+        assert api.set_config_map_key("resume", "ml", "train", "memory:40")
+        assert api.set_config_map_key("resume", "ml", "train", None)
     path = "/api/v1/namespaces/ml/configmaps/resume?fieldManager=eagle-eye"
     assert script.asked == [
         ("PATCH", path, {"data": {"train": "memory:40"}}),
@@ -114,7 +114,7 @@ def test_a_text_is_put_under_its_key_of_a_config_map_and_taken_away() -> None:
 
 def test_a_config_map_that_is_not_there_is_none() -> None:
     with talking_to(Script()) as api:
-        assert not api.tell("resume", "ml", "train", "memory:40")
+        assert not api.set_config_map_key("resume", "ml", "train", "memory:40")
 
 
 @pytest.mark.parametrize("status", [401, 403])

@@ -332,7 +332,7 @@ def test_the_manifest_grants_exactly_what_a_resize_asks_for() -> None:
 
     with serving(answer) as url:
         api = api_at(url)
-        api.tell("eagle-eye-layouts", "ml", "train", "{}")
+        api.set_config_map_key("eagle-eye-layouts", "ml", "train", "{}")
         for kind in KINDS:
             api.workload(Ref(kind, "ml", "train"))
             api.change_workload(Ref(kind, "ml", "train"), {"spec": {}})

@@ -38,8 +38,8 @@ def test_its_role_grants_exactly_what_telling_a_job_takes() -> None:
     name = documents()["ConfigMap"]["metadata"]["name"]
     with serving(answer) as url:
         api = api_at(url)
-        api.tell(name, "ml", "train", "memory:40")
-        api.tell(name, "ml", "train", None)
+        api.set_config_map_key(name, "ml", "train", "memory:40")
+        api.set_config_map_key(name, "ml", "train", None)
         api.close()
     (rule,) = documents()["Role"]["rules"]
     assert {needed(*one) for one in asked} == {(verb, kind) for verb in rule["verbs"] for kind in rule["resources"]}

@@ -312,7 +312,7 @@ def test_the_former_names_of_the_recurrence_score_keep_working(server: Running) 
 
 def test_agents_events_become_gpus_and_errors_and_jobs_become_attempts(server: Running, clock: FakeClock) -> None:
     server.send(body(frame(events=[Event(NOW, "inventory", 0, {"uuid": "GPU-1", "model": "H100"})])))
-    server.dispatcher.services.bookkeeper.look([], NOW)
+    server.dispatcher.services.bookkeeper.write_changes([], NOW)
     assert [gpu.node for gpu in server.dispatcher.services.store.all(GPUS)] == ["n1"]
 
 

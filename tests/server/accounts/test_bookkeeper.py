@@ -45,13 +45,13 @@ class Office:
         self.clock.time_s = NOW + at
         if heard:
             self.fleet.heard(frame(int(at) + 1, time_s=NOW + at, ranks=[Rank("job", 0, 0, 0)]), NOW + at)
-        self.books.look(courses, NOW + at)
+        self.books.write_changes(courses, NOW + at)
 
     def gpu(self, uuid: str = "GPU-1", node: str = "n1", device: int = 0, at: float = 0) -> None:
-        self.books.note(node, [Event(NOW + at, "inventory", device, {"uuid": uuid, "model": "H100"})])
+        self.books.record_events(node, [Event(NOW + at, "inventory", device, {"uuid": uuid, "model": "H100"})])
 
     def xid(self, code: int = 79, node: str = "n1", device: int = 0, at: float = 0) -> None:
-        self.books.note(node, [Event(NOW + at, "xid", device, {"code": code, "text": "x"})])
+        self.books.record_events(node, [Event(NOW + at, "xid", device, {"code": code, "text": "x"})])
 
 
 @pytest.fixture

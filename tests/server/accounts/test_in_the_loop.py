@@ -35,7 +35,7 @@ class CountedSite(Site):
             frame, received_s = self.sent[-1]
             self.heard.heard(frame, received_s)  # type: ignore[arg-type]
             if int(self.clock.now_s()) % 10 == 0:
-                self.books.look(self.watch.courses(), self.clock.now_s())
+                self.books.write_changes(self.watch.courses(), self.clock.now_s())
 
 
 @pytest.fixture

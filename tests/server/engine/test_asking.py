@@ -38,7 +38,7 @@ def asked_of(detector: Counting, jobs: int, seconds: int) -> Counter[float]:
     asking = DetectorSchedule((detector,))
     for second in range(seconds):
         for job in range(jobs):
-            asking.ask(dataclasses.replace(WINDOW, job=f"job{job}", now_s=NOW_S + second))
+            asking.judge_window(dataclasses.replace(WINDOW, job=f"job{job}", now_s=NOW_S + second))
     return Counter(now_s - NOW_S for _, now_s in detector.asked)
 
 
@@ -67,4 +67,6 @@ def test_what_is_asked_at_every_tick_is_so_with_very_many_jobs() -> None:
 def test_who_cannot_tell_is_heard_until_asked_again() -> None:
     asking = DetectorSchedule((Counting(every_s=5.0, blind="nobody reports it"),))
     for second in range(3):
-        assert asking.ask(dataclasses.replace(WINDOW, now_s=NOW_S + second))[1] == {"counting": "nobody reports it"}
+        assert asking.judge_window(dataclasses.replace(WINDOW, now_s=NOW_S + second))[1] == {
+            "counting": "nobody reports it"
+        }

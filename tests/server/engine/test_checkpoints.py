@@ -43,7 +43,7 @@ def tells(step: float, age: float = 0.0, copies: float = 2.0, **more: float) -> 
 
 
 def reported(log: CheckpointLog, time_s: float, column: int, row: dict[str, float]) -> None:
-    log.take(time_s, tuple(row), slice(column, column + 1), np.array([[value] for value in row.values()]))
+    log.record_rows(time_s, tuple(row), slice(column, column + 1), np.array([[value] for value in row.values()]))
 
 
 # What is known.
@@ -142,7 +142,7 @@ def test_rows_of_many_nodes_at_once_say_the_same_as_one_by_one() -> None:
     for column, row in enumerate(rows):
         reported(alone, 1.0, column, row)
     values = np.array([list(row.values()) for row in rows]).T
-    together.take(1.0, tuple(rows[0]), np.arange(3), values)
+    together.record_rows(1.0, tuple(rows[0]), np.arange(3), values)
     assert alone.stand(NODES) == together.stand(NODES)
 
 

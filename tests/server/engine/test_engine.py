@@ -240,7 +240,7 @@ def test_a_detector_with_a_bug_is_blind_and_silences_nobody() -> None:
     fleet = Fleet()
     fleet.run(30)
     window = fleet.engine.window(next(fleet.engine.tracks()), fleet.now_s, 0.0)
-    verdicts, blind = DetectorSchedule((Broken(), *build_detectors(fleet.engine.settings))).ask(window)
+    verdicts, blind = DetectorSchedule((Broken(), *build_detectors(fleet.engine.settings))).judge_window(window)
     assert blind["broken"] == "failed: ZeroDivisionError: float division by zero"
     assert "straggler" not in blind
     assert verdicts == []

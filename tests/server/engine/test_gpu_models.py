@@ -18,9 +18,9 @@ def inventory(name: object) -> Event:
 
 def test_names_come_once_each_with_the_series_they_belong_to() -> None:
     models = GpuModels()
-    models.note("b", 0, H100)
-    models.note("a", 1, GB200)
-    models.note("b", 1, H100)
+    models.record_name("b", 0, H100)
+    models.record_name("a", 1, GB200)
+    models.record_name("b", 1, H100)
     found = models.named([Series("a", 0), Series("a", 1), Series("b", 0), Series("b", 1)])
     assert [found.models[place] for place in found.model_of] == ["", GB200, H100, H100]
     assert sorted(found.models) == ["", GB200, H100]
@@ -38,14 +38,14 @@ def test_nothing_known_is_nothing() -> None:
 )
 def test_what_is_no_plausible_name_is_left_out(device: int, name: object) -> None:
     models = GpuModels()
-    models.note("a", device, name)
+    models.record_name("a", device, name)
     assert models.changes == 0
 
 
 def test_a_name_told_again_is_no_news() -> None:
     models = GpuModels()
-    models.note("a", 0, H100)
-    models.note("a", 0, H100)
+    models.record_name("a", 0, H100)
+    models.record_name("a", 0, H100)
     assert models.changes == 1
 
 

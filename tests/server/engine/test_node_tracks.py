@@ -41,7 +41,7 @@ def test_a_node_that_a_job_has_stays_however_long_it_is_silent() -> None:
 
 def test_gpus_known_from_before_the_start_wait_a_day_for_their_node() -> None:
     engine = Engine(SETTINGS, watching_since_s=START_S)
-    engine.gpu_models.note("late", 0, "NVIDIA H100 80GB HBM3")
+    engine.gpu_models.record_name("late", 0, "NVIDIA H100 80GB HBM3")
     now_s = run(engine, 20, "here")
     assert engine.gpu_models.changes == 1
     run(engine, 30, "here", from_s=now_s)

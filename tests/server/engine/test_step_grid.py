@@ -19,7 +19,7 @@ def fed(rows: Sequence[tuple[Sequence[float], list[float]]], roles: np.ndarray =
     grid = StepGrid()
     for second, (steps, compute) in enumerate(rows):
         row = {"train_step": np.array(steps), "train_compute_seconds": np.array(compute)}
-        grid.take(float(second), row, roles)
+        grid.add_row(float(second), row, roles)
     return grid
 
 
@@ -58,7 +58,7 @@ def test_work_explains_what_it_explains() -> None:
     for k in range(10):
         work = rng.uniform(1, 3, 4)
         row = {"train_step": np.full(4, k), "train_compute_seconds": 0.5 * work, "train_work_units": work}
-        grid.take(float(k), row, ROLES)
+        grid.add_row(float(k), row, ROLES)
     assert np.allclose(grid.steps().relative_compute, 1.0)
 
 
@@ -77,7 +77,7 @@ def test_ranks_may_join_later() -> None:
     grid = fed([([k] * 4, [1.0] * 4) for k in range(6)])
     for k in range(6, 12):
         row = {"train_step": np.full(6, k), "train_compute_seconds": np.full(6, 1.0)}
-        grid.take(float(k), row, np.zeros(6, dtype=np.intp))
+        grid.add_row(float(k), row, np.zeros(6, dtype=np.intp))
     assert grid.steps().relative_compute.shape[1] == 6
     assert np.allclose(grid.steps().relative_compute[-1], 1.0)
 
@@ -104,7 +104,9 @@ def test_a_limit_leaves_the_newest_steps_and_what_comes_later(before: int, later
     for second, (steps, compute) in enumerate(rows):
         if second == before:
             limited.limit(40, 0)
-        limited.take(float(second), {"train_step": np.array(steps), "train_compute_seconds": np.array(compute)}, ROLES)
+        limited.add_row(
+            float(second), {"train_step": np.array(steps), "train_compute_seconds": np.array(compute)}, ROLES
+        )
     limited.limit(40, 0)
     kept, known = limited.steps(), whole.steps()
     assert len(kept.number) == 40
@@ -117,6 +119,6 @@ def test_a_limited_grid_takes_no_more_memory_than_its_lines() -> None:
     grid = StepGrid()
     grid.limit(64, 0)
     for k in range(400):
-        grid.take(float(k), {"train_step": np.full(4, float(k)), "train_loss": np.ones(4)}, ROLES)
+        grid.add_row(float(k), {"train_step": np.full(4, float(k)), "train_loss": np.ones(4)}, ROLES)
     assert len(grid.steps().number) == 64
     assert grid.bytes_per_line == 4 * (4 + 4)  # losses, and what is relative to peers

@@ -42,7 +42,7 @@ class Slurm(Cluster):
 
     def ask(self) -> dict[str, ScheduledJob]:
         source = Squeue(SlurmSettings(use="squeue", conf=str(self.conf)), SystemClock(), self.environ)
-        return {job.id: job for job in asyncio.run(source.ask(with_nodes=False)).jobs}
+        return {job.id: job for job in asyncio.run(source.read_snapshot(with_nodes=False)).jobs}
 
     def waits_for(self, job: str, state: str) -> ScheduledJob:
         found = until(lambda: (known := self.ask().get(job)) and known.state == state and known)
@@ -88,7 +88,7 @@ def test_columns_json_and_slurmrestd_say_the_same(slurm: Slurm) -> None:
     answers = []
     for form in ("text", "json"):
         source = Squeue(SlurmSettings(use="squeue", conf=str(slurm.conf), format=form), SystemClock(), slurm.environ)
-        snapshot = asyncio.run(source.ask(with_nodes=True))
+        snapshot = asyncio.run(source.read_snapshot(with_nodes=True))
         answers.append((sorted(snapshot.jobs, key=lambda one: one.id), snapshot.nodes))
     jobs, nodes = asyncio.run(ask_rest())
     answers.append((sorted(jobs, key=lambda one: one.id), nodes))

@@ -29,7 +29,7 @@ def squeue(folder: Path, script: str, sinfo: str = "echo 'n1|idle|none|'", **mor
 
 
 def ask(source: Squeue) -> Snapshot:
-    return asyncio.run(source.ask(with_nodes=True))
+    return asyncio.run(source.read_snapshot(with_nodes=True))
 
 
 def test_one_call_each_asks_for_all_jobs_and_all_nodes(tmp_path: Path) -> None:

@@ -68,9 +68,9 @@ def test_the_sender_is_a_process_that_brings_what_waits(tmp_path: Path) -> None:
 
 def test_troubles_are_counted(tmp_path: Path) -> None:
     subject, registry = sending(tmp_path, "http://store")
-    subject.take(SenderReport(retries={"busy": 1}, problem="HTTP 503"))
+    subject.count_report(SenderReport(retries={"busy": 1}, problem="HTTP 503"))
     assert (value(registry, "ok"), value(registry, "retries_total", reason="busy")) == (0.0, 1.0)
-    subject.take(SenderReport(problem="", taken=3, refused={"too_old": 2}, lost={"retired": 1}))
+    subject.count_report(SenderReport(problem="", taken=3, refused={"too_old": 2}, lost={"retired": 1}))
     assert (value(registry, "ok"), value(registry, "samples_total")) == (1.0, 3.0)
     assert value(registry, "refused_samples_total", reason="too_old") == 2.0
     assert value(registry, "lost_segments_total", reason="retired") == 1.0

@@ -375,7 +375,7 @@ def test_codes_that_could_not_be_written_down_are_with_the_next_samples(
 def test_an_xid_counts_in_its_nodes_past(server: Running, clock: FakeClock) -> None:
     clock.advance(15.0)
     write(server, *scraped(NOW, 0.0), *scraped(NOW + 15, 79.0))
-    server.dispatcher.services.bookkeeper.look([], clock.now_s())
+    server.dispatcher.services.bookkeeper.write_changes([], clock.now_s())
     (error,) = server.dispatcher.services.store.all(DRIVER_ERRORS)
     assert (error.node, error.device, error.code, error.count) == ("n1", 0, 79, 1)
 

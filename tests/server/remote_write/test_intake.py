@@ -54,7 +54,7 @@ class Site:
         read = wire.read_v1(v1(*written), TABLE.wanted, 1_000)
         latest_s = max((time_s for one in written for time_s, _ in one.samples), default=T)
         taken = Taken()
-        self.intake.take(read.series, now_s or latest_s + 1, self.refused.get, taken, cell_of=cell_of)
+        self.intake.add_series(read.series, now_s or latest_s + 1, self.refused.get, taken, cell_of=cell_of)
         for moment in taken.moments if self.keeps else ():
             for rows in moment.values.values():
                 for key, row in rows.items():
@@ -497,7 +497,7 @@ def test_a_time_that_cannot_be_is_of_its_receipt_and_counted(at: float) -> None:
 def test_the_samples_of_a_sender_that_is_ahead_are_moved_by_as_much() -> None:
     site, taken = Site(), Taken()
     read = wire.read_v1(v1(dcgm("DEV_GPU_TEMP", 50.0, 60.0)), TABLE.wanted, 1_000)
-    site.intake.take(read.series, T, site.refused.get, taken, -61.0)
+    site.intake.add_series(read.series, T, site.refused.get, taken, -61.0)
     assert [moment.time_s for moment in taken.moments] == [T - 1.0]
     assert taken.moved == {"n1": 1}
 

@@ -274,10 +274,10 @@ def test_the_compactor_runs_beside_the_server_once_a_stretch_is_due(tmp_path: Pa
     clock = FakeClock()
     with opened(tmp_path, clock, segment_s=60.0) as history:
         history.submit(batch([rich(1)])).result(WITHIN_S)
-        history.compaction.look()
+        history.compaction.compact_if_due()
         assert history.segment_store.size()[0] == 0
         clock.advance(61)
-        history.compaction.look()
+        history.compaction.compact_if_due()
         assert (history.segment_store.size()[0], history.compaction.failures) == (1, 0)
         assert [sequence for *_, sequence, _ in told(history)] == [1]
 
@@ -285,10 +285,10 @@ def test_the_compactor_runs_beside_the_server_once_a_stretch_is_due(tmp_path: Pa
 def test_what_is_too_much_for_the_journal_is_due_however_young(tmp_path: Path) -> None:
     with opened(tmp_path, FakeClock(), retention_bytes=1 << 20) as history:
         history.submit(batch([rich(1)])).result(WITHIN_S)
-        history.compaction.look()
+        history.compaction.compact_if_due()
         assert history.segment_store.size()[0] == 0
         history.submit(batch([rich(number) for number in range(2, 600)])).result(WITHIN_S)
-        history.compaction.look()
+        history.compaction.compact_if_due()
         assert history.segment_store.size()[0] == 1
 
 
@@ -300,10 +300,10 @@ def test_a_group_is_due_by_its_size_and_others_that_nearly_are_go_with_it(
     with opened(tmp_path, FakeClock()) as history:
         for node, frames in (("n1", 59), ("n2", 40), ("n3", 20)):
             history.submit(batch([rich(n, node) for n in range(1, frames + 1)])).result(WITHIN_S)
-        history.compaction.look()
+        history.compaction.compact_if_due()
         assert history.segment_store.size()[0] == 0
         history.submit(batch([rich(n) for n in range(60, 71)])).result(WITHIN_S)
-        history.compaction.look()
+        history.compaction.compact_if_due()
         segments = history.segment_store.holding(history.journal._writer, [], 0.0, FOREVER_S)
         assert sorted((one.first_node, one.frames) for one in segments) == [("n1", 70), ("n2", 40)]
         assert len(told(history)) == 130
@@ -316,7 +316,7 @@ def test_a_node_that_speaks_again_has_a_stretch_of_its_own(tmp_path: Path) -> No
         for number in range(1, 5):
             history.submit(batch([rich(number)], received_s=clock.now_s())).result(WITHIN_S)
             clock.advance(40)
-            history.compaction.look()
+            history.compaction.compact_if_due()
             stretches.append(history.segment_store.size()[0])
         assert stretches == [0, 1, 1, 2]
 

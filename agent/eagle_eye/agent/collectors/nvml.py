@@ -215,7 +215,7 @@ class NvmlCollector:
         observed.problem = "; ".join(self._problems(library, calls, answers))
         # A GPU has no row although the driver answers: reopening the library may help.
         stale = len(observed.devices) < answered or self._lacks_gpus(library)
-        self._connection.note(begin_s, stale=stale, answered=bool(observed.devices))
+        self._connection.record_collection(begin_s, stale=stale, answered=bool(observed.devices))
         readings = {d.index: one for d in self._devices if isinstance(one := answers.get(d.index), GpuReading)}
         stated = self._stated.news(readings, library.unopened, now_s, begin_s)
         observed.events = [*self._lost(now_s), *self._xids(library, now_s), *stated]
@@ -309,7 +309,7 @@ class NvmlCollector:
         return [Event(now_s, "gpu_lost", rows[uuid], {"uuid": uuid}) for uuid in sorted(lost, key=lambda u: rows[u])]
 
     def _xids(self, library: Library, now_s: float) -> list[Event]:
-        news = library.xids.take()
+        news = library.xids.take_xids()
         if self._kernel_log_is_read():
             return []
         monotonic_s = self._monotonic_s()

@@ -142,7 +142,7 @@ class ProcessesCollector:
         self._look_s = monotonic_s
         self._holders = self._gpu_processes()
         hooked = self._hooked_pids()
-        self._census.look(listed, self._holders.keys() | hooked, monotonic_s)
+        self._census.update_members(listed, self._holders.keys() | hooked, monotonic_s)
         self._pass_over_survivors(ended)
         self._unseen = {pid: self._unseen.get(pid, 0) + 1 for pid in self._holders.keys() - listed}
         self._look_every_s = LOOK_S
@@ -178,7 +178,7 @@ class ProcessesCollector:
         found = [
             (_process(m, node, self._attempts.get(m.pid), starting=m.pid in starting), m.started) for m in self._chosen
         ]
-        self._ranks.take(found, listed)
+        self._ranks.set_ranks(found, listed)
 
     def _note_certain(self, hooked: set[int]) -> None:
         """Record which processes hold a GPU or report, and their cohorts for as long as a process of the job lives."""

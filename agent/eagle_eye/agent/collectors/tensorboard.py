@@ -396,7 +396,7 @@ class TensorBoardCollector:
             raise Unsupported("tensorboard_logs names no folder")
         monotonic_s = self._monotonic_s()
         listed = self._processes.all()
-        self._ranks.note(listed, monotonic_s)
+        self._ranks.update_processes(listed, monotonic_s)
         if listed and monotonic_s >= self._due_s:
             self._look(listed, now_s, monotonic_s)
             self._due_s = monotonic_s + max(LOOK_S, LOOK_RATIO * (self._monotonic_s() - monotonic_s))
@@ -405,7 +405,7 @@ class TensorBoardCollector:
                 for scalar in followed.file.read(RECORDS_MAX // len(self._files) + 1):
                     self._take(scalar, followed.found, monotonic_s, new=True)
             except OSError as error:
-                self._trouble.note(f"{shown(followed.found.path)}: {error.strerror or error}", monotonic_s)
+                self._trouble.set_text(f"{shown(followed.found.path)}: {error.strerror or error}", monotonic_s)
                 self._let_go(identity)
         problem = "; ".join(text for text in (self._nothing, self._trouble.text(monotonic_s)) if text)
         return Observed(devices=self._ranks.rows(self._reported_devices(), self._drops), problem=problem)
@@ -433,9 +433,9 @@ class TensorBoardCollector:
                 self._open(identity, log, monotonic_s, new=self._seen is not None and identity not in self._seen)
             except NotTheirs as error:
                 self._drops.count("tensorboard_refused")
-                self._trouble.note(str(error), monotonic_s)
+                self._trouble.set_text(str(error), monotonic_s)
             except OSError as error:
-                self._trouble.note(f"{shown(log.path)}: {error.strerror or error}", monotonic_s)
+                self._trouble.set_text(f"{shown(log.path)}: {error.strerror or error}", monotonic_s)
         if self._seen is None or len(self._seen) > SEEN_MAX:
             self._seen = set()
         self._seen.update(log.identity for log in found)
@@ -459,7 +459,7 @@ class TensorBoardCollector:
             if process is Missing.UNKNOWN:
                 self._drops.count("tensorboard_unattributed")
                 remedy = "name the rank with {rank} in tensorboard_logs"
-                self._trouble.note(f"{shown(log.path)}: nothing says which rank wrote it; {remedy}", monotonic_s)
+                self._trouble.set_text(f"{shown(log.path)}: nothing says which rank wrote it; {remedy}", monotonic_s)
             return
         course = self._ranks.of(process)
         if course is None:
@@ -467,7 +467,7 @@ class TensorBoardCollector:
         if not new:
             course.learn(said, log.identity, monotonic_s)
         else:
-            course.take(said, log.identity, monotonic_s)
+            course.read_line(said, log.identity, monotonic_s)
 
     def _by_name(self, name: str, processes: Sequence[TrainingProcess]) -> TrainingProcess | None:
         """Return the process whose host and pid are in the file's name."""

@@ -84,15 +84,15 @@ class TrainingLogCollector:
         """Return the rows for the interval ending now and the events of the new lines."""
         self._now_s, self._at_s = now_s, self._monotonic_s()
         listed = self._processes.all()
-        self._ranks.note(listed, self._at_s)
-        for log, said in self._logs.look(listed, now_s, self._at_s):
+        self._ranks.update_processes(listed, self._at_s)
+        for log, said in self._logs.find_logs(listed, now_s, self._at_s):
             self._learn(log, said)
         for log in self._logs.all():
             try:
                 for said in log.new(self._logs.share_bytes, self._logs.share_lines):
                     self._take(log, said)
             except OSError as error:
-                self._unreadable.note(f"{log.name}: {error.strerror or error}", self._at_s)
+                self._unreadable.set_text(f"{log.name}: {error.strerror or error}", self._at_s)
                 self._logs.forget(log)
         self._note_lines()
         self._events += self._errors.ended(self._ranks.processes(), self._at_s)
@@ -153,7 +153,7 @@ class TrainingLogCollector:
         elif process is Missing.UNKNOWN:
             self._drops.count("training_log_unattributed")
             text = f"{log.name}: nothing says which rank wrote a line; name the rank with {{rank}} in training_logs"
-            self._unattributed.note(text, self._at_s)
+            self._unattributed.set_text(text, self._at_s)
         elif isinstance(process, TrainingProcess):
             if said.reading is not None:
                 self._take_reading(process, log, said.reading)
@@ -172,7 +172,7 @@ class TrainingLogCollector:
             self._warn(process, words.text)
         else:
             uncaught = words.line.rank is not None  # PyTorch's hook for uncaught exceptions prefixes the rank
-            self._errors.note(process, words, self._now_s, self._at_s, uncaught=uncaught)
+            self._errors.record_error(process, words, self._now_s, self._at_s, uncaught=uncaught)
 
     def _warn(self, process: TrainingProcess, text: str) -> None:
         """Report a warning of NCCL, each only once: some come again for every operation."""
@@ -201,7 +201,7 @@ class TrainingLogCollector:
         course = self._ranks.of(process)
         if reading.step is not None:
             log.steps_of = process
-        if course is not None and course.take(reading, log.identity, self._at_s):
+        if course is not None and course.read_line(reading, log.identity, self._at_s):
             self._errors.note_step(process)
         if reading.quiet in _ENDS:
             self._end_quiet(log, [_ENDS[reading.quiet]], reading.stamp_s)

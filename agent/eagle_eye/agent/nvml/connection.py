@@ -143,7 +143,7 @@ TEXT = "reported by NVML; the kernel log would say more, and could not be read"
 class Xids:
     """The XIDs of all GPUs since each was watched, deduplicated like those of the kernel log.
 
-    ``poll`` runs where driver calls may hang; ``take`` never waits.
+    ``poll`` runs where driver calls may hang; ``take_xids`` never waits.
     """
 
     def __init__(self, monotonic_s: Callable[[], float] = time.monotonic) -> None:
@@ -187,7 +187,7 @@ class Xids:
                 self._found.append((_address(event.device), int(event.eventData), self._monotonic_s()))
         return None
 
-    def take(self) -> list[NewMessage]:
+    def take_xids(self) -> list[NewMessage]:
         """Return the XIDs to report now, each with its GPU's PCI address as NVML writes it."""
         news: list[NewMessage] = []
         while self._found:
@@ -337,7 +337,7 @@ class NvmlConnection:
             self._calls.run(places, OPEN_GPUS_S)  # returns at once while earlier calls have not returned
         return library
 
-    def note(self, now_s: float, *, stale: bool, answered: bool) -> None:
+    def record_collection(self, now_s: float, *, stale: bool, answered: bool) -> None:
         """Record a collection: whether a GPU that should have a row has none, and whether any had one.
 
         ``stale`` excludes GPUs that do not answer at all.

@@ -212,7 +212,7 @@ class _Item:
         self.asked = kept
         return SUCCESS if kept else code
 
-    def take(self, row: dict[str, float], now_s: float) -> int:
+    def add_metric(self, row: dict[str, float], now_s: float) -> int:
         """Add the metric to the row; return the code of a failed field, else success."""
         total = 0.0
         for value, union in self.places:
@@ -258,7 +258,7 @@ class FieldMetrics:
         if code != SUCCESS:
             return failures or [NvmlFailure("field values", code)]
         for item in self._items:
-            code = item.take(row, now_s)
+            code = item.add_metric(row, now_s)
             if code in NEVER:
                 self._sure = False
             elif code != SUCCESS:

@@ -257,7 +257,7 @@ class Census:
     _again: deque[int] = field(default_factory=deque)
     _refused: set[int] = field(default_factory=set)
 
-    def look(self, listed: set[int], urgent: Collection[int], now_s: float) -> None:
+    def update_members(self, listed: set[int], urgent: Collection[int], now_s: float) -> None:
         """Update the members from the list of processes; ``urgent`` ones are read each time."""
         self.listed = listed
         self._seen &= listed
@@ -450,7 +450,7 @@ class Ranks:
         self._departed: list[Rank] = []  # not yet included in a frame for the last time
         self._events: list[Event] = []
 
-    def take(self, chosen: Sequence[tuple[TrainingProcess, int]], listed: Collection[int]) -> None:
+    def set_ranks(self, chosen: Sequence[tuple[TrainingProcess, int]], listed: Collection[int]) -> None:
         """Set the ranks: pids with their start times in clock ticks; ``listed`` are all existing pids."""
         started = {process.pid: started for process, started in chosen}
         with self._lock:

@@ -378,10 +378,10 @@ class FollowedLog:
 
     def _read(self, text: str) -> Said | None:
         line = without_prefixes(text)
-        failure = self._table.take(line.text)
+        failure = self._table.read_line(line.text)
         if failure is not None:
             return Said(LogLine("", failure.rank), failure=failure)
-        words = self._words.take(line, lambda text: self.program.parser.parse(text) is not None)
+        words = self._words.read_line(line, lambda text: self.program.parser.parse(text) is not None)
         if words is not None:
             return Said(words.line, words=words)
         reading = self.program.parser.parse(line.text)
@@ -401,7 +401,7 @@ class LogTrouble:
         self._text = ""
         self._until_s = 0.0
 
-    def note(self, text: str, now_s: float) -> None:
+    def set_text(self, text: str, now_s: float) -> None:
         """Report this text from now on."""
         self._text, self._until_s = text, now_s + NAMED_S
 
@@ -465,7 +465,7 @@ class FollowedLogs:
         """Return the followed logs."""
         return list(self._logs.values())
 
-    def look(
+    def find_logs(
         self, processes: Sequence[TrainingProcess], now_s: float, monotonic_s: float
     ) -> list[tuple[FollowedLog, Said]]:
         """Search for logs if due; return the content of the ends of pre-existing logs.

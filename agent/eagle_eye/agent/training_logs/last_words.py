@@ -195,7 +195,7 @@ class WordsReader:
         """Whether the next lines may belong to words that have begun."""
         return bool(self._open)
 
-    def take(self, line: LogLine, reads: Callable[[str], bool] = lambda _text: False) -> LastWords | None:
+    def read_line(self, line: LogLine, reads: Callable[[str], bool] = lambda _text: False) -> LastWords | None:
         """Take the log's next line; return the words once it is known that they are an error's.
 
         What belongs to them and comes later is added to the same object. ``reads`` says whether a framework's parser
@@ -333,7 +333,7 @@ class FailureTable:
         """Whether the next lines are the table's."""
         return self._read > 0
 
-    def take(self, text: str) -> RankFailure | None:
+    def read_line(self, text: str) -> RankFailure | None:
         """Take the log's next line, without prefixes; return a rank's failure once it is read to its end."""
         if not self._read:
             self._read = int(text.rstrip() == TABLE_BEGIN)
@@ -343,10 +343,10 @@ class FailureTable:
         if found is not None:
             self._fields.setdefault(found[1], found[2].strip())
             if found[1] == "traceback":
-                self._reader.take(LogLine(found[2]))
+                self._reader.read_line(LogLine(found[2]))
             return None
         if not _NEXT.match(text):
-            self._words = self._reader.take(LogLine(text[2:])) or self._words
+            self._words = self._reader.read_line(LogLine(text[2:])) or self._words
             self._read %= TABLE_LINES_MAX
             return None
         failure = self._failure()
@@ -390,7 +390,7 @@ class EndedByError:
         self._waiting: dict[Key, _Error] = {}
         self._reported: set[Key] = set()
 
-    def note(
+    def record_error(
         self, process: TrainingProcess, words: LastWords, time_s: float, monotonic_s: float, *, uncaught: bool
     ) -> None:
         """Record an error, which may go on; it replaces an earlier one, unless it follows from that one.

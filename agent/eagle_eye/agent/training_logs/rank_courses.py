@@ -51,7 +51,7 @@ class RankCourse:
         if reading.step is not None and 0 <= reading.step < STEP_MAX:
             self._source(reading.step, source, reading.stamp_s, now_s)
 
-    def take(self, reading: LogReading, source: object, now_s: float) -> bool:
+    def read_line(self, reading: LogReading, source: object, now_s: float) -> bool:
         """Take a line of the log ``source``; return whether it finished a step."""
         advanced, derived_s = False, None
         if reading.step is not None and 0 <= reading.step < STEP_MAX:
@@ -176,7 +176,7 @@ class RankCourses:
         self._known: dict[Key, _Known] = {}
         self._now_s = 0.0
 
-    def note(self, listed: Sequence[TrainingProcess], now_s: float) -> None:
+    def update_processes(self, listed: Sequence[TrainingProcess], now_s: float) -> None:
         """Update the running processes; those gone for a while are forgotten."""
         self._now_s = now_s
         for process in listed:

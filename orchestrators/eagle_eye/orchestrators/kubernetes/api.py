@@ -282,7 +282,7 @@ class Api:
         what = f"patch nodes/status of {node}"
         self._patch(what, lambda: self._core.patch_node_status(node, patch, _content_type=STRATEGIC, **_OURS))
 
-    def tell(self, config_map: str, namespace: str, key: str, text: str | None) -> bool:
+    def set_config_map_key(self, config_map: str, namespace: str, key: str, text: str | None) -> bool:
         """Set the ConfigMap's key to the text, or remove it with None; False where there is no such ConfigMap."""
         what = f"patch configmap {config_map} in {namespace}"
         patch = {"data": {key: text}}

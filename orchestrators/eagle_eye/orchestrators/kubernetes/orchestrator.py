@@ -285,12 +285,12 @@ class Resizing:
         Raises CannotCarryOutError: its size is unchanged.
         """
         plan, space = self.plans[job], before.ref.namespace
-        if not self.api.tell(self.config_map, space, job, variable(plan, pods)):
+        if not self.api.set_config_map_key(self.config_map, space, job, variable(plan, pods)):
             raise CannotCarryOutError(f"there is no ConfigMap {self.config_map} in {space} to tell its pods of it")
         try:
             return self._change(before, pods, action, clock)
         except CannotCarryOutError:
-            self.api.tell(self.config_map, space, job, variable(plan, before.pods))
+            self.api.set_config_map_key(self.config_map, space, job, variable(plan, before.pods))
             raise
 
     def _change(self, known: Workload, pods: int, action: str, clock: Callable[[], float]) -> Workload:
@@ -688,7 +688,7 @@ class KubernetesOrchestrator:
             return why if resume_from else ""
         namespace = pods[0].metadata.namespace
         try:
-            known = self._api.tell(config_map, namespace, job, resume_from or None)
+            known = self._api.set_config_map_key(config_map, namespace, job, resume_from or None)
         except CannotCarryOutError as error:
             log.warning("%s", error)
             return str(error)

@@ -66,14 +66,14 @@ class LaunchOrchestrator:
         """Exclude the nodes from the next start on; saved in the state folder."""
         reason, over, since_s = request.cause.reason, request.attempt, request.distrust_since_s
         waits = request.cause.fault in HALTING
-        return self._coordinator.ask(
+        return self._coordinator.request(
             lambda number: on.ExcludeAsked(number, request.nodes, request.now, reason, over, since_s, waits)
         )
 
     def restart(self, job: str, request: Restart) -> str:  # noqa: ARG002 - the protocol's name
         """Restart; returns once the next attempt's ranks are spawned."""
         over, since_s, reason = request.over_attempt, request.distrust_since_s, request.cause.reason
-        return self._coordinator.ask(
+        return self._coordinator.request(
             lambda number: on.RestartAsked(
                 number, over, since_s, reason, blames_nobody=not request.without, scope=request.scope
             )
@@ -86,7 +86,7 @@ class LaunchOrchestrator:
     def readmit(self, nodes: Sequence[str]) -> str:
         """Make the nodes spares again."""
         names = tuple(nodes)
-        return self._coordinator.ask(lambda request: on.ReadmitAsked(request, names))
+        return self._coordinator.request(lambda request: on.ReadmitAsked(request, names))
 
 
 log = logging.getLogger(__name__)

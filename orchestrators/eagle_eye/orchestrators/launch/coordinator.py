@@ -316,7 +316,7 @@ class ProgressReporter:
         self._attempt = _Attempt(attempt, resumed_step or 0, self._clock(), before, captures_before=captures_before)
         self._changed.set()
 
-    def look(self) -> None:
+    def report_progress(self) -> None:
         """Report what is new."""
         attempt = self._attempt
         if attempt is None:
@@ -360,7 +360,7 @@ class ProgressReporter:
             self._changed.wait(LOOK_EVERY_S if self._attempt is not None else None)
             self._changed.clear()
             if not self._stopping:
-                self.look()
+                self.report_progress()
 
 
 # The name by which the server knows that it can request restarts.
@@ -372,7 +372,7 @@ IN_MEMORY_WITHIN_S = 2.0  # for nodes to report what they hold
 
 
 class Coordinator:
-    """Runs the job from ``run`` until it has ended. ``post`` and ``ask`` are thread-safe."""
+    """Runs the job from ``run`` until it has ended. ``post`` and ``request`` are thread-safe."""
 
     def __init__(
         self,
@@ -412,7 +412,7 @@ class Coordinator:
         """Queue the event; safe in a signal handler."""
         self._events.put(event)
 
-    def ask(self, make: Callable[[int], on.LaunchEvent]) -> str:
+    def request(self, make: Callable[[int], on.LaunchEvent]) -> str:
         """Return the answer to the request, once there is one. Raises CannotCarryOutError with the reason."""
         request = next(self._requests)
         answer: Future[tuple[bool, str]] = Future()
@@ -527,7 +527,7 @@ class Coordinator:
             case to.StartRanks():
                 self._start_ranks(order)
             case to.LookAtRanks(attempt, nodes):
-                self._runners.look(nodes, attempt)
+                self._runners.request_states(nodes, attempt)
             case to.AskReach(nodes):
                 if self._store is not None:  # before the first attempt there is none
                     self._runners.reach(nodes, self._store.host, self._store.port)
@@ -690,7 +690,7 @@ class Coordinator:
         update = JobUpdate(
             word.attempt, word.state, ranks, RESTART_OWNER, self._job.owner, list(word.held_up_by), left, exits
         )
-        self._link.tell(self._job.name, update)
+        self._link.report_job(self._job.name, update)
         # Exits of ranks follow: the server should know by then that they are not crashes.
         if word.state == Phase.CANCELLED:
             self._link.flush(LAST_WORD_S)

@@ -90,7 +90,7 @@ class SizeLimit:
         self._stopped.set()
         self._thread.join()
 
-    def look(self) -> None:
+    def cut_long_files(self) -> None:
         """Copy each file that has grown too long to its ``.1`` and empty it; lines written meanwhile may be lost."""
         for path in self._paths:
             with contextlib.suppress(OSError):
@@ -100,7 +100,7 @@ class SizeLimit:
 
     def _run(self) -> None:
         while not self._stopped.wait(self._every_s):
-            self.look()
+            self.cut_long_files()
 
 
 def append_only(paths: Iterable[Path]) -> None:

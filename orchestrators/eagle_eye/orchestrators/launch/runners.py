@@ -87,7 +87,7 @@ class ServerLink(Protocol):
     def in_touch(self) -> bool:
         """Whether reports from Eagle Eye can be expected."""
 
-    def tell(self, job: str, update: JobUpdate) -> None:
+    def report_job(self, job: str, update: JobUpdate) -> None:
         """Report the update to the server."""
 
     def take_out(self, node: str, reason: str) -> None:
@@ -102,7 +102,7 @@ class NoServer:
 
     in_touch = False
 
-    def tell(self, job: str, update: JobUpdate) -> None:
+    def report_job(self, job: str, update: JobUpdate) -> None:
         """Do nothing."""
 
     def take_out(self, node: str, reason: str) -> None:
@@ -176,7 +176,7 @@ class NodeRunner:
         """Tell the runner to check its node again; it reports the result."""
         self._send(CheckNode())
 
-    def look(self, attempt: int) -> None:
+    def request_state(self, attempt: int) -> None:
         """Ask the runner for the state of the attempt's ranks."""
         self._send(Look(attempt))
 
@@ -362,10 +362,10 @@ class Runners:
         if node in self._runners:
             self._runners[node].stop()
 
-    def look(self, nodes: Collection[str], attempt: int) -> None:
+    def request_states(self, nodes: Collection[str], attempt: int) -> None:
         """Ask the nodes' runners, as far as there are any, for the state of their ranks."""
         for node in self._runners.keys() & set(nodes):
-            self._runners[node].look(attempt)
+            self._runners[node].request_state(attempt)
 
     def reach(self, nodes: Collection[str], store_host: str, store_port: int) -> None:
         """Ask the nodes' runners, as far as there are any, whether their nodes reach the store."""

@@ -336,7 +336,7 @@ class Service:
         """Report each changed job to the server; nothing while a state is unavailable."""
         for job, update in self._jobs().items():
             if self._is_ours(job) and self._reported.get(job) != update:
-                self._subscription.tell(job, update)
+                self._subscription.report_job(job, update)
                 self._reported[job] = update
 
     def _tell_pace_left(self) -> None:

@@ -66,7 +66,7 @@ class Release:
         finally:
             self._began_s = None
 
-    def look(self, now_s: float) -> None:
+    def end_if_due(self, now_s: float) -> None:
         """End the wait if it has lasted and a node was excluded meanwhile."""
         began_s = self._began_s
         if began_s is None or began_s != self._looked_at:
@@ -92,7 +92,7 @@ class Release:
     def _watch(self) -> None:
         while True:
             time.sleep(LOOK_S)
-            self.look(time.monotonic())
+            self.end_if_due(time.monotonic())
 
     def _read(self) -> frozenset[str]:
         """Return the excluded nodes, as last read where the file cannot be read now."""

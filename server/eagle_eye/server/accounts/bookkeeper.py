@@ -86,7 +86,7 @@ class Bookkeeper:
         self._opened_s: float | None = None
         self._pruned_s = clock.monotonic_s()
 
-    def note(self, node: str, events: Iterable[Event]) -> None:
+    def record_events(self, node: str, events: Iterable[Event]) -> None:
         """Record a node's events, with times on the server's clock. On the event loop; returns at once."""
         for event in events:
             if event.kind == node_records.INVENTORY:
@@ -102,12 +102,12 @@ class Bookkeeper:
     async def run(self) -> None:
         """Poll the jobs every LOOK_S until cancelled."""
         await repeat(
-            lambda: asyncio.to_thread(self.look, self._watcher.courses(), self._clock.now_s()),
+            lambda: asyncio.to_thread(self.write_changes, self._watcher.courses(), self._clock.now_s()),
             LOOK_S,
             "the accounts are not kept up",
         )
 
-    def look(self, courses: Iterable[JobProgress], now_s: float) -> None:
+    def write_changes(self, courses: Iterable[JobProgress], now_s: float) -> None:
         """Write what has changed since the last poll. Raises StoreUnavailable; then nothing is lost."""
         if self._opened_s is None:
             self._open(now_s)

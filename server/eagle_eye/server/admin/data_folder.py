@@ -62,7 +62,7 @@ class FolderLock:
         self.before = _note_in(descriptor)
         self._descriptor = descriptor
 
-    def note(self, listen: str, databases: Sequence[str]) -> None:
+    def write_owner(self, listen: str, databases: Sequence[str]) -> None:
         """Write this process, its address and the folder's databases to the lock file. Raises StoreUnavailable."""
         note = Note(os.getpid(), socket.gethostname(), listen, tuple(databases))
         try:
@@ -86,7 +86,7 @@ def held(folder: Path, listen: str = "") -> Iterator[FolderLock]:
         ) from error
     try:
         hold = FolderLock(folder, descriptor)
-        hold.note(listen, hold.before.databases)
+        hold.write_owner(listen, hold.before.databases)
         yield hold
     finally:
         os.close(descriptor)
@@ -551,7 +551,7 @@ class Integrity:
         assert process.stderr is not None  # noqa: S101
         try:
             async for line in process.stdout:
-                await asyncio.to_thread(self.note, msgspec.json.decode(line, type=IntegrityProblem))
+                await asyncio.to_thread(self.apply_finding, msgspec.json.decode(line, type=IntegrityProblem))
             said = (await process.stderr.read(2_000)).decode(errors="replace").strip()
             if (code := await process.wait()) != 0:
                 _log.warning("the check of the files failed and is repeated tomorrow: it %s", how_it_ended(code, said))
@@ -560,7 +560,7 @@ class Integrity:
                 process.kill()
                 await process.wait()
 
-    def note(self, found: IntegrityProblem) -> None:
+    def apply_finding(self, found: IntegrityProblem) -> None:
         """Apply a finding: a damaged database makes the server unready, a damaged segment is set aside."""
         if found.database == RECORDS_FILE:
             if self._store.where == str(self._data / RECORDS_FILE):  # else they have moved, and this file was left

@@ -248,7 +248,7 @@ class Importer:
                 by_time.setdefault(time_ms, []).append(WireSeries(key, name, [Sample(time_ms, value)]))
         for time_ms in sorted(by_time):
             taken = Taken()
-            self._intake.take(by_time[time_ms], time_ms / 1000.0, lambda _node: None, taken)
+            self._intake.add_series(by_time[time_ms], time_ms / 1000.0, lambda _node: None, taken)
             self.left_out.update(taken.left_out)
             self.left_out.update(taken.refused)
             self.complaint = self.complaint or taken.complaint
@@ -363,7 +363,7 @@ def import_trace(
                     )
                 interval_s = interval_s or interval_of(piece.courses)
                 for frame in importer.frames(piece.courses, interval_s or STEP_UNKNOWN_S):
-                    recorder.take(frame)
+                    recorder.add_frame(frame)
                 done = (number + (piece.end_s - start_s) / (end_s - start_s)) / len(batches)
                 reported(f"{samples} samples of {recorder.nodes} of {len(names)} nodes", done)
             left_out.update(importer.left_out)

@@ -169,7 +169,7 @@ class Recorder:
         """Number of events that the nodes reported."""
         return len(self._events)
 
-    def take(self, frame: Frame) -> None:
+    def add_frame(self, frame: Frame) -> None:
         """Add one frame, its times on the server's clock."""
         self.frames += 1
         self._devices.setdefault(frame.node, set())

@@ -78,7 +78,7 @@ class Backtest:
         engine.observe_topology(self.trace.topology())
         for node in header.nodes:
             for device in range(min(node.gpus, DEVICES_MAX) if node.gpu_model else 0):
-                engine.gpu_models.note(node.node, device, node.gpu_model)
+                engine.gpu_models.record_name(node.node, device, node.gpu_model)
         tick_s = max(self.detection.tick_s, header.interval_s / TICKS_PER_INTERVAL)
         steps = iter(self.trace.steps())
         step = next(steps, None)  # reads the files

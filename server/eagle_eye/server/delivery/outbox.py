@@ -317,7 +317,7 @@ class AlertRefresh:
                 found[incident.id] = self._form.alerts(event)[:1]
         return found
 
-    async def tell(self, subscription: Subscription, firing: Mapping[str, Sequence[Alert]]) -> Receipt:
+    async def send_alerts(self, subscription: Subscription, firing: Mapping[str, Sequence[Alert]]) -> Receipt:
         """Send the subscription its firing alerts; return the receipt of the last request.
 
         If nothing fires the request is empty, so that an Alertmanager that is down is noticed before it is needed.
@@ -540,7 +540,7 @@ class Outbox:
 
     async def _told(self, subscription: Subscription, firing: Mapping[str, Sequence[Alert]]) -> None:
         self._store.ensure_leading()
-        receipt = await self._answer(self._refresh.tell(subscription, firing))
+        receipt = await self._answer(self._refresh.send_alerts(subscription, firing))
         await self._note(subscription, receipt)
 
     async def _deliver(self, subscription: Subscription, due: Due, flight: InFlight, wake: Callable[[], None]) -> None:

@@ -340,7 +340,7 @@ class Targets:
     def _take(self, target: str) -> float:
         settings = self._settings
         now_s = self._clock.monotonic_s()
-        return self._rates.take(target, settings.target_requests_per_s, settings.target_burst, now_s)
+        return self._rates.count_request(target, settings.target_requests_per_s, settings.target_burst, now_s)
 
 
 def target_of(url: str) -> str:

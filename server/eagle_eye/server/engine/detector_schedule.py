@@ -170,7 +170,7 @@ class DetectorSchedule:
         """The detectors' names."""
         return tuple(asked.name for asked in self._detectors)
 
-    def ask(self, window: Window) -> tuple[list[Verdict], dict[str, str]]:
+    def judge_window(self, window: Window) -> tuple[list[Verdict], dict[str, str]]:
         """Return all verdicts, and the reason of each detector that was blind."""
         verdicts: list[Verdict] = []
         blind: dict[str, str] = {}

@@ -280,7 +280,7 @@ class Engine:
         if frame.blocks:
             route.place(frame)
         for event in frame.events:
-            self.gpu_models.take(frame.node, event)
+            self.gpu_models.record_inventory(frame.node, event)
             window_event = WindowEvent(event.time_s, frame.node, event.device, event.kind, event.attributes)
             jobs_of_node = map(self._jobs.get, self._jobs_of_node.get(frame.node, ()))
             for job in concerned(window_event, jobs_of_node, route, frame.ranks):
@@ -443,7 +443,7 @@ class Engine:
         if judged and track.nodes:
             since = max(self._watching_since_s, self._taken_s.get(track.job, self._watching_since_s))
             window = self.window(track, now_s, since)
-            verdicts, blind = self._asking.ask(window)
+            verdicts, blind = self._asking.judge_window(window)
             track.course.note_verdicts(verdicts)
             track.unreached = unreached_by(verdicts) or track.unreached
             heard_s, log = window.heard_s, unread_log(window)

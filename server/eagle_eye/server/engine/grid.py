@@ -87,7 +87,7 @@ class StepGrid:
         self._members_of: Integers | None = None
         self._members_are: list[Integers] = []
 
-    def take(self, time_s: float, row: Mapping[str, Floats], roles: Integers) -> None:
+    def add_row(self, time_s: float, row: Mapping[str, Floats], roles: Integers) -> None:
         """Process one complete row of the time grid: each metric's values (S,), NaN if not observed."""
         reported = row.get("train_step")
         if reported is None:

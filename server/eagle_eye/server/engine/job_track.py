@@ -71,7 +71,7 @@ class Advance:
         """Whether no rank has finished the step before."""
         return step > self.highest_step and (self.highest_step >= 0 or step != self._left_at_step)
 
-    def take(self, time_s: float, lowest: float, highest: float) -> None:
+    def record_steps(self, time_s: float, lowest: float, highest: float) -> None:
         """Record the lowest and highest newly finished step that ranks report at a time."""
         if self.highest_step < 0:
             self.first_step = lowest
@@ -450,7 +450,7 @@ class JobTrack:
         if scope is Scope.DEVICE and "train_step" in metrics:
             self._advance(time_s, values[metrics.index("train_step")])
         elif scope is Scope.NODE and REPORTED in metrics:
-            self.checkpoints.take(time_s, metrics, columns, values)
+            self.checkpoints.record_rows(time_s, metrics, columns, values)
 
     def add_event(self, event: WindowEvent) -> None:
         """Store an event of this attempt; a phase event also changes its rank's phase."""
@@ -571,7 +571,7 @@ class JobTrack:
             whole = come[line - first] or now_s >= time_s + self.interval_s / 2 + LATE_S
             if not (whole or level):
                 return
-            self._steps.take(time_s, {name: view[line] for name, view in views.items()}, self._roster.roles)
+            self._steps.add_row(time_s, {name: view[line] for name, view in views.items()}, self._roster.roles)
             if whole:
                 self._fed_until_s = time_s
 
@@ -584,7 +584,7 @@ class JobTrack:
             return
         if self._steps_made.highest_step >= 0:
             self._note_gap(time_s, highest - self._steps_made.highest_step)
-        self._steps_made.take(time_s, float(known.min()), highest)
+        self._steps_made.record_steps(time_s, float(known.min()), highest)
 
     def set_clock_forward(self, by_s: float, before_s: float) -> None:
         """Adjust for a clock that was set forward after ``before_s``: the length of a standstill stays.

@@ -116,7 +116,9 @@ class CheckpointLog:
         self._of_node = {name: np.empty(0) for name in (_TIME_S, _STEP, _AGE, _COPIES, _WANTED, _THIN_SINCE_S)}
         self._older = np.empty((2, len(_OLDER_STEPS), 0))  # steps, and when they were captured
 
-    def take(self, time_s: float, metrics: Sequence[str], columns: slice | NDArray[np.intp], values: Floats) -> None:
+    def record_rows(
+        self, time_s: float, metrics: Sequence[str], columns: slice | NDArray[np.intp], values: Floats
+    ) -> None:
         """Record rows of nodes, by their columns; ``values`` is (metrics, columns)."""
         places = np.arange(columns.start, columns.stop) if isinstance(columns, slice) else columns
         self._fit(int(places.max(initial=-1)) + 1)

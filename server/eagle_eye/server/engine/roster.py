@@ -41,12 +41,12 @@ class GpuModels:
         self._names: dict[str, dict[int, str]] = {}
         self.changes = 0
 
-    def take(self, node: str, event: Event) -> None:
+    def record_inventory(self, node: str, event: Event) -> None:
         """Record the names in a node's event, if it is of an inventory."""
         if event.kind == INVENTORY:
-            self.note(node, event.device, event.attributes.get("model"))
+            self.record_name(node, event.device, event.attributes.get("model"))
 
-    def note(self, node: str, device: int, name: object) -> None:
+    def record_name(self, node: str, device: int, name: object) -> None:
         """Record the name of one of a node's GPUs. An implausible name is ignored."""
         if not isinstance(name, str) or not 0 < len(name) <= CHARS_MAX or not name.isprintable():
             return

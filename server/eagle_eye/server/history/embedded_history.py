@@ -96,7 +96,7 @@ class Compaction:
         """Compact and run retention whenever due, until ``stop``."""
         while not self._stop.wait(COMPACTION_LOOK_S):
             try:
-                self.look()
+                self.compact_if_due()
             except HistoryUnavailable as error:
                 self._failed(str(error))
             except Exception:  # noqa: BLE001 - a bug must not end compaction for ever, or the journal grows
@@ -110,7 +110,7 @@ class Compaction:
         if process is not None:
             process.kill()
 
-    def look(self) -> None:
+    def compact_if_due(self) -> None:
         """Compact if a stretch is due, else build missing minutes; then run retention. Raises HistoryUnavailable."""
         if self._clock.monotonic_s() >= self._not_before_s:
             if due := self._due():

@@ -63,7 +63,7 @@ class Refusals:
         """Record that frames were written."""
         self.reason = None
 
-    def look(self) -> None:
+    def log_end(self) -> None:
         """Log that the refusals ended, once they have."""
         if self._began_s is None or self.reason is not None:
             return
@@ -724,7 +724,7 @@ class Journal:
             elif self._refusals.reason is not None:
                 self._probe()
             self._retain_if_due()
-            self._refusals.look()
+            self._refusals.log_end()
 
     def _take(self) -> list[tuple[Batch | _Work, Future[Any]]]:
         # No delay is added to gather more: while one commit runs, the next group gathers by itself.
@@ -754,7 +754,7 @@ class Journal:
             with database.transaction(self._writer):
                 result = work(self._writer)
         except Exception as error:  # noqa: BLE001 - the thread must survive and the caller must get the error
-            self._condition.note(error)
+            self._condition.record_error(error)
             future.set_exception(HistoryUnavailable(f"{self.path} cannot be changed: {error}"))
         else:
             future.set_result(result)
@@ -825,7 +825,7 @@ class Journal:
             self._refusals.worked()
 
     def _failed(self, what: str, error: Exception, frames: int = 0) -> None:
-        self._condition.note(error)
+        self._condition.record_error(error)
         if frames or self._condition.damage is None:  # damage that affects no frame refuses none
             self._refusals.failed(f"{what} {self.path}: {error}", frames)
 

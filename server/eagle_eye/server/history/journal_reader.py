@@ -351,7 +351,7 @@ class JournalReader:
                 with database.transaction(self._connection, "DEFERRED"):
                     return work(self._connection)
             except sqlite3.Error as error:
-                self._condition.note(error)
+                self._condition.record_error(error)
                 raise HistoryUnavailable(self._condition.damage or f"{self._path} cannot be read: {error}") from error
 
     def template(self, id_: bytes) -> bytes | None:

@@ -282,7 +282,7 @@ class Sending:
                 process.stdin.write(msgspec.json.encode(self._order))
                 process.stdin.close()
                 while line := self._line(process):
-                    self.take(decoder.decode(line))
+                    self.count_report(decoder.decode(line))
                 said = process.stderr.read(2_000).decode(errors="replace").strip()
                 code = process.wait()
             finally:
@@ -291,7 +291,7 @@ class Sending:
         if code != 0 and not self._stop.is_set():
             self._failed(f"the sender {how_it_ended(code, said)}")
 
-    def take(self, report: SenderReport) -> None:
+    def count_report(self, report: SenderReport) -> None:
         """Count the sender's report, and log new problems in it."""
         self._figures.samples.inc(report.taken)
         for reason, count in report.refused.items():

@@ -118,7 +118,7 @@ class UnknownThings:
         self._telemetry = telemetry
         self._named: set[str] = set()
 
-    def note(self, node: str, agent_version: str, times: Mapping[str, int]) -> list[str]:
+    def count_ignored(self, node: str, agent_version: str, times: Mapping[str, int]) -> list[str]:
         """Count what was ignored in a node's frames, log what is new, and return names for the answer."""
         for name, count in times.items():
             self._telemetry.unknown.labels(name.partition(" ")[0]).inc(count)
@@ -343,7 +343,7 @@ class RowsReader:
             resolved = known.resolved
             left_out = (*unknown_template_keys(raw), *filter(names_none, resolved.unknown))
             if left_out:
-                self._unknown.note(resolved.node, resolved.template.agent_version, Counter(left_out))
+                self._unknown.count_ignored(resolved.node, resolved.template.agent_version, Counter(left_out))
 
     def _one(self, row: bytes) -> _One:
         """Decode a row, or a whole frame among rows. Raises BadFrame, Refusal."""
@@ -372,7 +372,7 @@ class RowsReader:
 
     def _make_room(self) -> None:
         """Raise Refusal unless one more template may be learned now, so that a returning fleet delays no known node."""
-        wait_s = self._learns.take("", LEARNED_PER_S, LEARNED_AT_ONCE, self._clock.monotonic_s())
+        wait_s = self._learns.count_request("", LEARNED_PER_S, LEARNED_AT_ONCE, self._clock.monotonic_s())
         if wait_s > 0.0:
             detail = f"more than {LEARNED_PER_S} agents a second begin to send; send this again in a moment"
             raise Refusal(503, "busy", detail, {"Retry-After": str(RETRY_LEARN_S)})

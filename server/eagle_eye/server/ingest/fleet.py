@@ -124,7 +124,7 @@ class UnmappedSenders:
     def __init__(self) -> None:
         self._senders: dict[str, _Sender] = {}
 
-    def note(self, sender: str, unmapped: Iterable[bytes], now_s: float, *, mapped: bool) -> None:
+    def record_request(self, sender: str, unmapped: Iterable[bytes], now_s: float, *, mapped: bool) -> None:
         """Note a request: some names that are not mapped, and whether any other is."""
         names = sorted((name.decode(errors="replace") for name in unmapped), key=_is_of_every_target)
         if mapped:
@@ -357,7 +357,7 @@ class Resends:
         """Return how often each agent is to send such a request."""
         return min(self._nodes() * RESEND_S, RESEND_EVERY_S_MAX)
 
-    def note(self, node: str, left: int, oldest_s: float) -> None:
+    def record_request(self, node: str, left: int, oldest_s: float) -> None:
         """Note a durable request of a node: ``left`` frames follow it, its own first is of ``oldest_s``."""
         self._awaited.discard(node)
         whole = left == 0 or oldest_s <= self._begun_s - self._reach_s()
@@ -603,7 +603,7 @@ class Fleet:
         before_s = clock.applied_s
         live = time_s is None or sent_s - time_s <= LATE_S
         base_changed = not is_same_base(base_s, clock.base_s)
-        set_by_s = clock.take(sent_s, received_s, base_s, self._newest_time_s(node), live=live)
+        set_by_s = clock.add_request(sent_s, received_s, base_s, self._newest_time_s(node), live=live)
         if set_by_s is not None:
             self._redate(node, before_s - clock.applied_s)
             # An unchanged base means that it was not: earlier requests were slow, or the server's own clock was set.

@@ -167,7 +167,7 @@ class RowsIngest:
         self._due: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def take(self, principal: Principal, body: bytes, started_s: float, reply: Reply) -> None:
+    def take_rows(self, principal: Principal, body: bytes, started_s: float, reply: Reply) -> None:
         """Decode and take the body of a request of rows; see ``take_request``. Raises Refusal."""
         received_s = self._clock.now_s()
         self.take_request(principal, self._reader.read(body), len(body), received_s, started_s, reply)
@@ -214,7 +214,7 @@ class RowsIngest:
                 detail = f"{most} requests of old frames are being kept, the most at a time; send this one later"
                 raise Refusal(503, "busy", detail, {"Retry-After": str(RETRY_BUSY_S)})
             self._late_now[resent] += 1
-        unknown = self._unknown.note(node, request.agent_version, request.unknown) if request.unknown else ()
+        unknown = self._unknown.count_ignored(node, request.agent_version, request.unknown) if request.unknown else ()
         self._gathered.append(_Taken(request, unknown, now_s, offset_s, moved_s, late, size, started_s, reply, kept))
         self._gather(len(entries), size)
 
@@ -302,7 +302,7 @@ class RowsIngest:
                 self._write(batch, requests, partial(self._rows_written, batch))
             for one in odd:
                 try:
-                    self.take(one.principal, one.body, one.started_s, one.asker.answer)
+                    self.take_rows(one.principal, one.body, one.started_s, one.asker.answer)
                 except Exception as error:  # noqa: BLE001 - the waiting client must be answered
                     one.asker.refuse(error)
         taken, self._gathered = self._gathered, []
@@ -385,7 +385,7 @@ class RowsIngest:
                 template.durable = template.admitted = True
             if one.kept is not None:
                 times_s = [entry.time_s for entry in one.request.entries]
-                self._resends.note(one.request.node, one.kept, min(times_s) + one.offset_s)
+                self._resends.record_request(one.request.node, one.kept, min(times_s) + one.offset_s)
                 self._telemetry.resent.inc(len(times_s))
             for at in compress(count(), islice(new, len(one.late))):
                 if one.late[at]:

@@ -69,11 +69,11 @@ class Squeue:
             with_nodes = self._clock.monotonic_s() - nodes_asked_s >= self._settings.nodes_every_s
             if with_nodes:
                 nodes_asked_s = self._clock.monotonic_s()
-            yield await self.ask(with_nodes=with_nodes)
+            yield await self.read_snapshot(with_nodes=with_nodes)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(sooner.wait(), self._settings.every_s)
 
-    async def ask(self, *, with_nodes: bool) -> Snapshot:
+    async def read_snapshot(self, *, with_nodes: bool) -> Snapshot:
         """Return one answer. Raises SourceFailed."""
         if self._json is None:
             self._json = await self._version() >= LISTS_STATES_SINCE
@@ -223,11 +223,11 @@ class SlurmRest:
                 with_nodes = self._clock.monotonic_s() - nodes_asked_s >= self._settings.nodes_every_s
                 if with_nodes:
                     nodes_asked_s = self._clock.monotonic_s()
-                yield await self.ask(client, with_nodes=with_nodes)
+                yield await self.read_snapshot(client, with_nodes=with_nodes)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(sooner.wait(), self._settings.every_s)
 
-    async def ask(self, client: httpx.AsyncClient, *, with_nodes: bool) -> Snapshot:
+    async def read_snapshot(self, client: httpx.AsyncClient, *, with_nodes: bool) -> Snapshot:
         """Return one answer. Raises SourceFailed."""
         left_out: Counter[str] = Counter()
         asked_s = self._clock.now_s()

@@ -100,7 +100,7 @@ class NodeClock:
         """The estimated offset."""
         return self.low_s if self.previous_s is None else min(self.low_s, self.previous_s)
 
-    def take(
+    def add_request(
         self, sent_s: float, received_s: float, base_s: float | None, newest_s: float | None, *, live: bool
     ) -> float | None:
         """Add one request's times; return by how much the clock was set, None if it was not.

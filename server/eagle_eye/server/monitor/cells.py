@@ -386,14 +386,14 @@ class Cells:
 
     async def _follow(self) -> None:
         if self.several:
-            await self.look()
+            await self.catch_up()
         elif await asyncio.to_thread(lambda: any(one.cell != self.own for one in self._store.all(CELLS))):
             await asyncio.to_thread(self.read)
             await asyncio.to_thread(self._say)
             said = {"cells": sorted(self._cells)}
             _log.warning("there is another cell: jobs are spread over them", extra=said)
 
-    async def look(self) -> None:
+    async def catch_up(self) -> None:
         """Take in what others wrote; give new jobs to cells, send nodes to theirs, and say how this one is."""
         news = await self._read_news()
         if news is not None:
@@ -401,7 +401,7 @@ class Cells:
         now_s = self._clock.monotonic_s()
         if news is not None or now_s - self._waked_s >= ASKED_S:
             self._waked_s = now_s
-            self._store.tell()
+            self._store.call_listeners()
         if now_s - self._passed_s >= PASS_S:
             self._passed_s = now_s
             wanted, gone, grown = self._direct()

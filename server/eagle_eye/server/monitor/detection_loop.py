@@ -243,7 +243,7 @@ class DetectionLoop:
     def _filling(self, engine: Engine, past: Iterable[tuple[Frame, float] | Batch]) -> Iterator[None]:
         """Show an engine the jobs on record and the past; yields between parts."""
         for gpu in sorted(self._store.all(GPUS), key=lambda gpu: gpu.seen_s):  # agents report them once an hour
-            engine.gpu_models.note(gpu.node, gpu.device, gpu.model)
+            engine.gpu_models.record_name(gpu.node, gpu.device, gpu.model)
         for job in self._store.all(JOBS):
             if self._share.mine(job.job):
                 engine.observe_job(job)
@@ -553,7 +553,7 @@ class DetectionLoop:
                 if not self._share.still_mine(store, judgement.job):
                     continue  # another cell's since this pass began
                 announced = self._announced(judgement)
-                self._records.note(announced.change)
+                self._records.apply_change(announced.change)
                 reported.append(announced)
             return together([one.change for one in reported])
 

@@ -86,9 +86,11 @@ class MissingGpus:
 
     async def run(self) -> None:
         """Look every LOOK_S until cancelled."""
-        await repeat(lambda: asyncio.to_thread(self.look), LOOK_S, "missing GPUs are not looked for", wait_first=True)
+        await repeat(
+            lambda: asyncio.to_thread(self.update_incidents), LOOK_S, "missing GPUs are not looked for", wait_first=True
+        )
 
-    def look(self) -> None:
+    def update_incidents(self) -> None:
         """Open incidents of nodes that lack GPUs; end those whose GPUs are back. Raises StoreUnavailable."""
         now_s = self._clock.now_s()
         stocks = _stocks(self._store.all(GPUS))

@@ -402,9 +402,9 @@ class IdleChecks:
 
     async def _look_at_once(self) -> None:
         busy = {node for c in self._courses() if c.state not in OVER_JOB_STATES for node in c.nodes}
-        await asyncio.to_thread(self.look, busy)
+        await asyncio.to_thread(self.request_due_checks, busy)
 
-    def look(self, busy: Iterable[str]) -> list[str]:
+    def request_due_checks(self, busy: Iterable[str]) -> list[str]:
         """Request checks of idle nodes that are due; return them. ``busy`` are the nodes of jobs that are not over.
 
         Raises StoreUnavailable.

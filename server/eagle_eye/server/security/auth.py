@@ -442,7 +442,7 @@ class Rates:
         self._keys_max = keys_max
         self._lock = threading.Lock()
 
-    def take(self, key: str, per_s: float, burst: int, now_s: float) -> float:
+    def count_request(self, key: str, per_s: float, burst: int, now_s: float) -> float:
         """Count one request and return 0.0, or, without counting it, return the seconds until there is room for it."""
         with self._lock:
             paid_s = max(self._paid_s.pop(key, now_s), now_s)
@@ -489,7 +489,7 @@ class Limits:
             return
         else:
             per_s, burst, key = settings.token_requests_per_s, settings.token_burst, "limits.token_requests_per_s"
-        wait_s = self._tokens.take(principal.who, per_s, burst, self._clock.monotonic_s())
+        wait_s = self._tokens.count_request(principal.who, per_s, burst, self._clock.monotonic_s())
         if wait_s > 0.0:
             raise self._refusal("token", principal.who, per_s, key, wait_s)
 
@@ -505,7 +505,9 @@ class Limits:
         """Raise Refusal 429 if this address exceeds its rate."""
         settings = self.settings
         per_s = settings.address_requests_per_s
-        wait_s = self._addresses.take(host_of(address), per_s, settings.address_burst, self._clock.monotonic_s())
+        wait_s = self._addresses.count_request(
+            host_of(address), per_s, settings.address_burst, self._clock.monotonic_s()
+        )
         if wait_s > 0.0:
             raise self._refusal("address", address, per_s, "limits.address_requests_per_s", wait_s)
 
@@ -515,14 +517,14 @@ class Limits:
         per_s, burst = settings.remote_write_requests_per_s, settings.remote_write_burst
         if principal.who == LOCAL:
             return
-        wait_s = self._writers.take(principal.who, per_s, burst, self._clock.monotonic_s())
+        wait_s = self._writers.count_request(principal.who, per_s, burst, self._clock.monotonic_s())
         if wait_s > 0.0:
             raise self._refusal("token", principal.who, per_s, "limits.remote_write_requests_per_s", wait_s, 503)
 
     def count_bad(self, address: str) -> bool:
         """Count a malformed or unauthenticated request; return whether they come too often."""
         settings, now_s = self.settings, self._clock.monotonic_s()
-        return self._bad.take(host_of(address), settings.bad_requests_per_s, settings.bad_burst, now_s) > 0.0
+        return self._bad.count_request(host_of(address), settings.bad_requests_per_s, settings.bad_burst, now_s) > 0.0
 
     def is_bad(self, address: str) -> bool:
         """Return whether too many such requests came from the address recently."""

@@ -29,7 +29,7 @@ class DatabaseCondition:
         self.path = path
         self.damage: str | None = None
 
-    def note(self, error: Exception) -> None:
+    def record_error(self, error: Exception) -> None:
         """Record an error; damage is logged once."""
         if tells_damage(error):
             self.note_damage(str(error))

@@ -132,7 +132,7 @@ class LeaseKeeper(Protocol):
         """Return the lease as it is."""
         ...
 
-    def take(self, seen: Lease, holder: str) -> int | None:
+    def take_lease(self, seen: Lease, holder: str) -> int | None:
         """Take the lease if it is still as it was seen; return the new epoch. The leader before writes no more."""
         ...
 
@@ -424,7 +424,7 @@ class Leadership:
                 self._wished = lease.holder, nodes, asked_s
             return
         sent_s = self._now_s()
-        epoch = self._keeper.take(lease, self.url)
+        epoch = self._keeper.take_lease(lease, self.url)
         if epoch is None:
             return
         with self._lock:

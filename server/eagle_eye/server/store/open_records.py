@@ -70,7 +70,7 @@ class OpenRecords:
                 self._sequence = max(change.sequence for change in changes) if changes else newest
         self._let_go(since_s)
 
-    def note(self, change: Change) -> None:
+    def apply_change(self, change: Change) -> None:
         """Apply a change that is about to be committed."""
         for incident in change.incidents:
             self._put(incident)

@@ -383,7 +383,7 @@ class PostgresqlLease:
         """Return the lease as it is."""
         return Lease(*self._rows("SELECT epoch, renewals, holder, backend_pid FROM {lease} WHERE {mine}")[0])
 
-    def take(self, seen: Lease, holder: str) -> int | None:
+    def take_lease(self, seen: Lease, holder: str) -> int | None:
         """Take the lease if it is still as it was seen; return the new epoch.
 
         The session with which the leader before writes is ended first. A transaction of it that is not ended keeps the

@@ -179,7 +179,7 @@ class SqliteFile:
     def unavailable(self, doing: str, error: Exception) -> StoreUnavailable:
         """Return what to raise for a failure: what could not be done, and why."""
         cause = error.orig if isinstance(error, DBAPIError) and isinstance(error.orig, Exception) else error
-        self._condition.note(cause)
+        self._condition.record_error(cause)
         return StoreUnavailable(self.damage or f"the records cannot be {doing}: {cause}")
 
     def note_damage(self, how: str) -> None:
@@ -359,7 +359,7 @@ class SqlStore:
         if not change.empty:
             with self._writing() as cursor:
                 RecordsWriter(self._database, self._statements, cursor).write(change)
-            self.tell()
+            self.call_listeners()
 
     def update(self, work: Callable[[Store], Change]) -> Change:
         """Commit what ``work`` returns, with no other commit between its reads and the write; return it."""
@@ -373,7 +373,7 @@ class SqlStore:
                 if wanted := not change.empty:
                     RecordsWriter(self._database, self._statements, cursor).write(change)
             if wanted:
-                self.tell()
+                self.call_listeners()
         return change
 
     def get(self, kind: Kind[RecordT], key: str) -> RecordT | None:
@@ -578,7 +578,7 @@ class SqlStore:
             for engine in (self._token_reads, self._reads, self._writes):
                 engine.pool.dispose()  # the engine's own ``dispose`` makes another pool, which nobody closes
 
-    def tell(self) -> None:
+    def call_listeners(self) -> None:
         """Call who listens, as after a commit: another server may have committed."""
         with self._listener_lock:
             listeners = tuple(self._listeners)

@@ -284,7 +284,7 @@ class Dispatcher(Generic[ServicesT]):
         except (Refusal, StoreUnavailable):
             return
         if node is not None:
-            forwarding.unreached.note(node)
+            forwarding.unreached.record_node(node)
 
     def _methods(self, scope: ASGIMessage) -> list[str]:
         """Return the methods that the request's path allows, except HEAD and OPTIONS; empty for an unknown path."""

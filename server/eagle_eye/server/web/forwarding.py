@@ -35,7 +35,7 @@ class UnreachedNodes:
         self._monotonic_s = monotonic_s
         self._asked_s: dict[str, float] = {}  # the latest last
 
-    def note(self, node: str) -> None:
+    def record_node(self, node: str) -> None:
         """Note that the node's agent has asked in vain."""
         self._asked_s.pop(node, None)
         if len(self._asked_s) >= UNREACHED_NODES_MAX:

@@ -210,7 +210,7 @@ class FrameProtocol(GuardedProtocol):
             taker.admit(held.principal)
             started_s = taker.clock.monotonic_s()
             if not taker.rows.take_if_usual(held.principal, body, started_s, self):
-                taker.rows.take(held.principal, body, started_s, self.answer)
+                taker.rows.take_rows(held.principal, body, started_s, self.answer)
         except Exception as error:  # noqa: BLE001 - no outer layer answers and counts these errors
             self.refuse(error)
 

@@ -307,7 +307,7 @@ class _Asking:
     def __init__(self) -> None:
         self._answer: asyncio.Future[HttpAnswer] | None = None
 
-    async def ask(self, connection: LoadConnection, request: bytes) -> HttpAnswer:
+    async def request(self, connection: LoadConnection, request: bytes) -> HttpAnswer:
         """Return the answer. Raises ConnectionError, TimeoutError."""
         self._answer = asyncio.get_running_loop().create_future()
         connection.send(request)
@@ -339,7 +339,7 @@ async def enrol(target: LoadTarget, join: str, nodes: Sequence[str]) -> list[str
                 for _ in range(ENROL_ATTEMPTS_MAX):
                     if not connection.is_open:
                         connection = await connect(target, asking, lane, ENROL_TIMEOUT_S)
-                    answer = await asking.ask(connection, b"%b%d\r\n\r\n%b" % (head, len(body), body))
+                    answer = await asking.request(connection, b"%b%d\r\n\r\n%b" % (head, len(body), body))
                     if answer.status not in (429, 503):
                         break
                     await asyncio.sleep((answer.retry_after_s or 1.0) * random.uniform(1.0, 1.5))  # noqa: S311 - no secret

@@ -443,7 +443,7 @@ class RemoteWrite:
         await self._membership.refresh()
         received_s = self._clock.now_s()
         mapped = any(one.name != TARGET_UP for one in written.series)
-        self._fleet.unmapped_senders.note(principal.who, written.unwanted_names, received_s, mapped=mapped)
+        self._fleet.unmapped_senders.record_request(principal.who, written.unwanted_names, received_s, mapped=mapped)
         sent_on = OF_ONE_CELL.decode() in headers
         # A client's certificate counts on its own connection only.
         other_cells = None if sent_on or credentials.certificate_names else self._other_cells
@@ -454,7 +454,7 @@ class RemoteWrite:
         try:
             for start in range(0, len(written.series), SERIES_AT_ONCE):
                 part = written.series[start : start + SERIES_AT_ONCE]
-                self._intake.take(part, received_s, admit, taken, offset_s, cell_of)
+                self._intake.add_series(part, received_s, admit, taken, offset_s, cell_of)
                 await asyncio.sleep(0)  # let the event loop serve others
             await self._keeper.keep(taken.moments)
         except HistoryBusy as error:

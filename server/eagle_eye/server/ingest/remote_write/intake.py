@@ -82,7 +82,7 @@ class Cell:
         identity = (use.order, labels)
         return self.members.get(identity) or Member(self, use, identity)
 
-    def take(self, member: Member, time_s: float, reading: float) -> float | None:
+    def add_sample(self, member: Member, time_s: float, reading: float) -> float | None:
         """Add a series' sample (NaN: no value); return the cell's value if it is complete now.
 
         The timestamp is later than the member's last.
@@ -277,7 +277,7 @@ class NodeRows:
         """Return the open sample of a timestamp, or None."""
         return self._moments.get((time_s, job))
 
-    def note(
+    def set_value(
         self, row: MappedRow, metric: str, time_s: float, job: str | None, value: float, model: str = ""
     ) -> NodeSample:
         """Set a value in a row of a timestamp's sample and return the sample.
@@ -520,7 +520,7 @@ class RemoteWriteIntake:
         """Number of known series."""
         return len(self._series) + len(self._older)
 
-    def take(
+    def add_series(
         self,
         series: Iterable[WireSeries],
         now_s: float,
@@ -626,11 +626,11 @@ class RemoteWriteIntake:
             else:
                 if member.use.origin.rate and reading < member.reading:
                     reasons.add("counter_reset")
-                value = member.cell.take(member, time_s, reading)
+                value = member.cell.add_sample(member, time_s, reading)
                 if value is not None and not 0.0 <= value <= rule.most:
                     reasons.add("out_of_range")
                 elif value is not None:
-                    taken.moments[node.note(row, rule.to, time_s, known.job, value, known.model)] = None
+                    taken.moments[node.set_value(row, rule.to, time_s, known.job, value, known.model)] = None
         return reasons
 
     def _take_code(self, known: _Known, node: NodeRows, sample: Sample, time_s: float, taken: Taken) -> None:

@@ -47,7 +47,7 @@ class CodeMemory:
         """Return the node's devices as last known."""
         return self._nodes.get(node, {})
 
-    def take(self, node: str, devices: Mapping[int, Watched]) -> None:
+    def queue_devices(self, node: str, devices: Mapping[int, Watched]) -> None:
         """Have these devices of the node written by the next ``keep``."""
         if devices:
             self._nodes[node] = {**self.of(node), **devices}
@@ -154,7 +154,7 @@ class Keeper:
         for moment, (version, events, watched) in zip(moments, versions, strict=True):
             moment.kept = version
             del moment.events[:events]
-            self._codes.take(moment.node.name, watched)
+            self._codes.queue_devices(moment.node.name, watched)
             moment.watched = {device: now for device, now in moment.watched.items() if watched.get(device) is not now}
         await self._codes.keep()
         self._telemetry.frames.inc(len(frames))
