@@ -18,8 +18,8 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed: pip install eagle-eye[ml]")
 
 from eagle_eye.demo.faults import NO_SPARE, inject
+from eagle_eye.demo.narration import CULPRIT, STARTED_WITHIN_S, VERDICT_WITHIN_S, DemoTimeline, play
 from eagle_eye.demo.stack import AGENT_INTERVAL_S, DemoSite, LoopbackSite, NamespaceSite, Stack
-from eagle_eye.demo.story import CULPRIT, STARTED_WITHIN_S, VERDICT_WITHIN_S, DemoTimeline, play
 from tests.demo.running import DEMO_WITHIN_S, demo_of, longest_silence_s
 
 pytestmark = pytest.mark.slow

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from eagle_eye.demo import stack as stack_module
+from eagle_eye.demo.narration import _last_sound, _last_step
 from eagle_eye.demo.stack import PACE_S, Stack, StageFailed
-from eagle_eye.demo.story import _last_sound, _last_step
 
 
 class LoggedStack(Stack):

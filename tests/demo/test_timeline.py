@@ -7,7 +7,7 @@ import time
 
 from rich.console import Console
 
-from eagle_eye.demo.story import DemoTimeline
+from eagle_eye.demo.narration import DemoTimeline
 
 
 def written(*, terminal: bool, told_s: float = 60.0, takes_s: float = 0.0) -> str:

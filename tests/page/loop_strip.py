@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from eagle_eye.demo.narration import CULPRIT, DemoTimeline, play
 from eagle_eye.demo.stack import Stack, open_site
-from eagle_eye.demo.story import CULPRIT, DemoTimeline, play
 
 WIDTH, CHART_HEIGHT = 980, 96  # CSS pixels
 BEFORE_S, AFTER_S = 6.0, 1.0  # of the steps that are drawn: before the fault, after the last of them

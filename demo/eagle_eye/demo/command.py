@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from eagle_eye.demo.faults import FAULTS, NO_SPARE
+from eagle_eye.demo.narration import DemoTimeline, play
 from eagle_eye.demo.stack import DemoSite, Stack, StageFailed, open_site
-from eagle_eye.demo.story import DemoTimeline, play
 from eagle_eye.demo.two_servers import TAKEOVER_FAULT, TwoServers, play_takeover, postgresql_missing
 
 # How busy others keep this machine: beyond a limit no demo of a minute can promise anything, and it declines.

@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 
 from eagle_eye.demo.faults import inject
+from eagle_eye.demo.narration import CULPRIT, EXPECTED, DemoTimeline, follow, training
 from eagle_eye.demo.stack import (
     SERVER_CONFIG,
     STARTED_WITHIN_S,
@@ -28,7 +29,6 @@ from eagle_eye.demo.stack import (
     end_with_parent,
     free_port,
 )
-from eagle_eye.demo.story import CULPRIT, EXPECTED, DemoTimeline, follow, training
 
 PLACES = ("/usr/lib/postgresql/*/bin", "/usr/pgsql-*/bin")  # of Debian's and of PostgreSQL's own packages
 POSTGRESQL_USER = "eagle_eye"
