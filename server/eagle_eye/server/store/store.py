@@ -251,7 +251,7 @@ class Store(Protocol):
         ...
 
     def new_id(self, what: Derived, given: Container[str] = ()) -> str:
-        """Return the id of what is to be made now (``derived_ids``), not one of those ``given`` out and not written.
+        """Return the id of what is to be made now, not one of those ``given`` out and not written.
 
         Raises StoreUnavailable. To be called where it is committed, within ``update``.
         """
