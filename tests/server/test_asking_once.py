@@ -11,10 +11,9 @@ from sqlalchemy import text
 from eagle_eye.schema.action import ACTION_REQUESTED, INCIDENT_OPENED, Report
 from eagle_eye.server.admin import records_command
 from eagle_eye.server.engine import ledger
-from eagle_eye.server.engine.incidents import OpenedIncident, WantedAction
 from eagle_eye.server.engine.settings import PolicySettings
 from eagle_eye.server.model.errors import StoreUnavailable
-from eagle_eye.server.model.records import ActionState
+from eagle_eye.server.model.records import ActionState, OpenedIncident, WantedAction
 from eagle_eye.server.store.settings import RecordsSettings
 from eagle_eye.server.store.sql_store import SqliteFile, SqlStore, open_file, open_records
 from eagle_eye.server.store.store import ACTIONS, EVENTS, INCIDENTS, Change

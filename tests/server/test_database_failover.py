@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from eagle_eye.demo.two_servers import postgresql_programs
-from eagle_eye.server.engine.incidents import WantedAction
+from eagle_eye.server.model.records import WantedAction
 from eagle_eye.server.store.leadership import LEAP
 from eagle_eye.server.store.postgresql import PostgresqlDatabase, PostgresqlLease
 from eagle_eye.server.store.settings import RecordsSettings

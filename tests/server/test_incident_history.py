@@ -17,7 +17,7 @@ from eagle_eye.schema import action as schema
 from eagle_eye.server.engine.ledger import report_action
 from eagle_eye.server.engine.routing import FORGET_JOB_S
 from eagle_eye.server.engine.settings import Maintenance, PolicySettings
-from eagle_eye.server.model.records import Action, AuditEntry, Incident
+from eagle_eye.server.model.records import Action, AuditEntry
 from eagle_eye.server.monitor.announcements import closed
 from eagle_eye.server.security.auth import mint
 from eagle_eye.server.store.sql_store import open_file
@@ -238,47 +238,3 @@ def test_metrics_tell_what_is_open_escalated_and_kept_back(server: Running) -> N
     assert (server.metric("incidents_escalated"), server.metric("incidents_flapping")) == (1, 1)
     assert server.metric("incident_events_suppressed_total") == 2
     assert server.metric("incident_escalations_total") == 1
-
-
-OLD: tuple[tuple[dict[str, Any], str], ...] = (
-    ({"state": "open", "kinds": ["a", "b"], "confidence": 0.95}, "confirmed"),
-    ({"state": "open", "kinds": ["a", "b"], "confidence": 0.5}, "suspected"),
-    ({"state": "open", "kinds": ["a"], "confidence": 0.95}, "suspected"),
-    ({"state": "open", "fact": True, "confidence": 0.5}, "confirmed"),
-    ({"state": "open", "hold_rule": "tries", "confidence": 0.5}, "confirmed"),
-    ({"state": "acting"}, "acting"),
-    ({"state": "recovered"}, "recovered"),
-    ({"state": "false"}, "false"),
-)
-
-
-def test_an_open_incident_of_an_earlier_server_gets_the_state_that_its_evidence_has(tmp_path: Path) -> None:
-    connection = sqlite3.connect(tmp_path / "records.db")
-    connection.executescript(
-        "CREATE TABLE incidents (rowid INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE,"
-        " job TEXT NOT NULL, state TEXT NOT NULL, fault TEXT NOT NULL, record TEXT NOT NULL);"
-        "CREATE TABLE tokens (rowid INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE,"
-        " sha256 TEXT NOT NULL UNIQUE, record TEXT NOT NULL);"
-        "PRAGMA user_version = 6;"
-    )
-    records = []
-    for number, (then, _) in enumerate(OLD):
-        record = {**msgspec.to_builtins(incident(f"inc_{number}", detected_s=NOW + 0.125)), **then}
-        del record["since_s"]
-        records.append(record)
-        connection.execute(
-            "INSERT INTO incidents (id, job, state, fault, record) VALUES (?, 'job', ?, 'hang', ?)",
-            (record["id"], record["state"], json.dumps(record)),
-        )
-    connection.commit()
-    connection.close()
-    store = open_file(tmp_path / "records.db")
-    wanted = [
-        msgspec.convert({**record, "state": now, "since_s": NOW + 0.125}, Incident)
-        for record, (_, now) in zip(records, OLD, strict=True)
-    ]
-    assert store.all(INCIDENTS) == wanted
-    assert [i.id for i in store.page(INCIDENTS, {"state": ("confirmed", "acting")}).items] == [
-        i.id for i in reversed(wanted) if i.state in ("confirmed", "acting")
-    ]
-    store.close()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from eagle_eye.server.engine.incidents import AT_ONCE, Derived, OpenedIncident, WantedAction, derived_id, new_id
+from eagle_eye.server.model.records import IDS_AT_ONCE, Derived, OpenedIncident, WantedAction, derived_id, new_id
 
 REQUEST = WantedAction("job", 3, "exclude_node", ("n1", "n2"))
 OPENED = OpenedIncident("job", 3, "stop")
@@ -44,7 +44,7 @@ def test_other_records_make_other_ids(what: Derived) -> None:
 
 
 @EACH
-@pytest.mark.parametrize("before", [0, 1, AT_ONCE - 1, AT_ONCE, 3 * AT_ONCE])
+@pytest.mark.parametrize("before", [0, 1, IDS_AT_ONCE - 1, IDS_AT_ONCE, 3 * IDS_AT_ONCE])
 def test_the_next_of_the_same_has_the_first_number_that_no_record_has(before: int, what: Derived) -> None:
     kept = {derived_id("salt", what, number) for number in range(before)}
 

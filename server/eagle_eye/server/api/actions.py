@@ -33,13 +33,12 @@ from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.delivery import events as outbound
 from eagle_eye.server.delivery.events import claimed_action
 from eagle_eye.server.engine import ledger
-from eagle_eye.server.engine.incidents import WantedAction
 from eagle_eye.server.engine.policy import Decision, Weighing
 from eagle_eye.server.engine.settings import mode_of
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.model.clock import Clock, rfc3339
 from eagle_eye.server.model.errors import IllegalTransition, Refusal
-from eagle_eye.server.model.records import Action, ActionState, Incident, Node, NodeState, RuleWord
+from eagle_eye.server.model.records import Action, ActionState, Incident, Node, NodeState, RuleWord, WantedAction
 from eagle_eye.server.monitor.announcements import together
 from eagle_eye.server.monitor.watcher import JobProgress, Outlook
 from eagle_eye.server.security.auth import Principal

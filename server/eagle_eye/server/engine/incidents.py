@@ -9,8 +9,6 @@ is reopened, and stays open once it recurs too often.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,11 +21,11 @@ from msgspec.structs import replace
 from eagle_eye.detectors.faults import BY_NAME, CAUSE_ORDER
 from eagle_eye.detectors.signs.slow_share import without_cost
 from eagle_eye.detectors.types import Evidence, Verdict
-from eagle_eye.schema.action import ActionKind, EvidenceItem
+from eagle_eye.schema.action import EvidenceItem
 from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.rules import floors_for, is_supported
 from eagle_eye.server.engine.settings import PolicySettings
-from eagle_eye.server.model.records import Incident, is_of_a_stop
+from eagle_eye.server.model.records import Incident, OpenedIncident, is_of_a_stop
 
 # Fuses detectors' verdicts into one finding per trouble: the cause named, its symptoms as evidence.
 #
@@ -344,53 +342,6 @@ def merge(incident: Incident, cause: Incident, now_s: float) -> tuple[Incident, 
 def may_merge(incident: Incident, cause: Incident) -> bool:
     """Return whether the two may be merged: they were not split before."""
     return incident.id != cause.id and cause.id != incident.split_from and incident.id != cause.split_from
-
-
-DIGITS = 16
-AT_ONCE = 32  # ids that are looked up together at most
-
-
-class WantedAction(NamedTuple):
-    """What an action asks for: those of the same attempt, kind and nodes are told apart by their number alone."""
-
-    job: str
-    attempt: int
-    kind: ActionKind
-    nodes: Sequence[str]
-
-
-class OpenedIncident(NamedTuple):
-    """What an incident is about: those of the same attempt and family are told apart by their number alone."""
-
-    job: str
-    attempt: int
-    family: str
-
-
-Derived = WantedAction | OpenedIncident
-
-
-def derived_id(salt: str, what: Derived, number: int) -> str:
-    """Return the id of what comes after so many of the same. ``salt`` is the records' own."""
-    if isinstance(what, WantedAction):
-        prefix, said = "act", [what.job, what.attempt, what.kind, sorted(what.nodes)]
-    else:
-        prefix, said = "inc", [what.job, what.attempt, what.family]
-    digest = hashlib.sha256(json.dumps([salt, *said, number]).encode()).hexdigest()
-    return f"{prefix}_{digest[:DIGITS]}"
-
-
-def new_id(salt: str, what: Derived, missing: Callable[[Sequence[str]], Sequence[str]]) -> str:
-    """Return the id of what is to be made now; ``missing`` returns those of the ids that no record has.
-
-    Each earlier one of the same, whatever became of it, has a number. A record that was lost had the same number.
-    """
-    first, together = 0, 1  # nearly always there was none before
-    while True:
-        found = missing([derived_id(salt, what, first + number) for number in range(together)])
-        if found:
-            return found[0]
-        first, together = first + together, min(2 * together, AT_ONCE)
 
 
 def returned(

@@ -18,7 +18,6 @@ from eagle_eye.detectors.types import Evidence, Verdict
 from eagle_eye.schema.action import EvidenceItem
 from eagle_eye.server.engine import incidents
 from eagle_eye.server.engine import incidents as folding
-from eagle_eye.server.engine.incidents import OpenedIncident, WantedAction
 from eagle_eye.server.engine.judgement import Judgement
 from eagle_eye.server.engine.policy import OBSERVED, Decision, Weighing, maintenance_hold, weigh
 from eagle_eye.server.engine.rules import (
@@ -32,7 +31,15 @@ from eagle_eye.server.engine.rules import (
     resume_from,
 )
 from eagle_eye.server.engine.settings import PolicySettings
-from eagle_eye.server.model.records import Action, ActionState, EvidenceRequest, Incident, Node
+from eagle_eye.server.model.records import (
+    Action,
+    ActionState,
+    EvidenceRequest,
+    Incident,
+    Node,
+    OpenedIncident,
+    WantedAction,
+)
 
 # Requests evidence before an action destroys it: which nodes to ask, and how long to wait.
 #

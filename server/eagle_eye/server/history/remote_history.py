@@ -301,7 +301,7 @@ def slices(
         at_s = until_s
 
 
-def _metric_name(name: str) -> str:
+def _figure_name(name: str) -> str:
     return f"{PROMETHEUS_PREFIX}remote_store_{name}"
 
 
@@ -309,35 +309,35 @@ class Figures:
     """Counters and gauges, registered with ``registry``."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.samples = Counter(_metric_name("samples"), "Samples that the remote store has taken.", registry=registry)
+        self.samples = Counter(_figure_name("samples"), "Samples that the remote store has taken.", registry=registry)
         self.refused = Counter(
-            _metric_name("refused_samples"),
+            _figure_name("refused_samples"),
             "Samples that the remote store will never take, by reason.",
             ["reason"],
             registry=registry,
         )
         self.retries = Counter(
-            _metric_name("retries"), "Requests that will be tried again, by reason.", ["reason"], registry=registry
+            _figure_name("retries"), "Requests that will be tried again, by reason.", ["reason"], registry=registry
         )
         self.lost = Counter(
-            _metric_name("lost_segments"),
+            _figure_name("lost_segments"),
             "Segments of the history that could not be sent, by reason.",
             ["reason"],
             registry=registry,
         )
         self.failures = Counter(
-            _metric_name("sender_failures"), "Times that the sender ended before all was sent.", registry=registry
+            _figure_name("sender_failures"), "Times that the sender ended before all was sent.", registry=registry
         )
         self.ok = Gauge(
-            _metric_name("ok"), "1 when the last request to the remote store was answered.", registry=registry
+            _figure_name("ok"), "1 when the last request to the remote store was answered.", registry=registry
         )
         self.ok.set(1)
-        self.waiting = Gauge(_metric_name("waiting_segments"), "Segments that are not sent yet.", registry=registry)
+        self.waiting = Gauge(_figure_name("waiting_segments"), "Segments that are not sent yet.", registry=registry)
         self.lag = Gauge(
-            _metric_name("lag_seconds"), "Age of the oldest segment that is not sent; 0: none is.", registry=registry
+            _figure_name("lag_seconds"), "Age of the oldest segment that is not sent; 0: none is.", registry=registry
         )
         self.read_failures = Counter(
-            _metric_name("read_failures"), "Questions that the remote store did not answer.", registry=registry
+            _figure_name("read_failures"), "Questions that the remote store did not answer.", registry=registry
         )
 
 

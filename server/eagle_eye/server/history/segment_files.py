@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 from eagle_eye.schema.events import BY_KIND, Event
 from eagle_eye.schema.frame import WIRE_VERSION, BadFrame, Block, Frame, Rank, decode_frame
 from eagle_eye.schema.metrics import BY_NAME, MetricSpec, Scope
+from eagle_eye.schema.record_types import prepare_record_types
 from eagle_eye.server.history.history import RankReport, Recorded, Run, runs_of, speaks_of
 from eagle_eye.server.history.segment_tables import (
     FACTS_FILE,
@@ -490,3 +491,6 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+prepare_record_types()  # for those who import this module late

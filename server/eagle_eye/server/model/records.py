@@ -5,7 +5,10 @@ All times are Unix seconds on the server's clock (``_s``); the API shows RFC 333
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -648,3 +651,52 @@ class LastCodes(msgspec.Struct, frozen=True, kw_only=True):
 
     node: str
     devices: dict[int, Watched] = {}
+
+
+# The ids of actions and incidents: made from what they are about, so that a record that was lost gets the same again.
+
+ID_DIGITS = 16
+IDS_AT_ONCE = 32  # ids that are looked up together at most
+
+
+class WantedAction(NamedTuple):
+    """What an action asks for: those of the same attempt, kind and nodes are told apart by their number alone."""
+
+    job: str
+    attempt: int
+    kind: ActionKind
+    nodes: Sequence[str]
+
+
+class OpenedIncident(NamedTuple):
+    """What an incident is about: those of the same attempt and family are told apart by their number alone."""
+
+    job: str
+    attempt: int
+    family: str
+
+
+Derived = WantedAction | OpenedIncident
+
+
+def derived_id(salt: str, what: Derived, number: int) -> str:
+    """Return the id of what comes after so many of the same. ``salt`` is the records' own."""
+    if isinstance(what, WantedAction):
+        prefix, said = "act", [what.job, what.attempt, what.kind, sorted(what.nodes)]
+    else:
+        prefix, said = "inc", [what.job, what.attempt, what.family]
+    digest = hashlib.sha256(json.dumps([salt, *said, number]).encode()).hexdigest()
+    return f"{prefix}_{digest[:ID_DIGITS]}"
+
+
+def new_id(salt: str, what: Derived, missing: Callable[[Sequence[str]], Sequence[str]]) -> str:
+    """Return the id of what is to be made now; ``missing`` returns those of the ids that no record has.
+
+    Each earlier one of the same, whatever became of it, has a number. A record that was lost had the same number.
+    """
+    first, together = 0, 1  # nearly always there was none before
+    while True:
+        found = missing([derived_id(salt, what, first + number) for number in range(together)])
+        if found:
+            return found[0]
+        first, together = first + together, min(2 * together, IDS_AT_ONCE)

@@ -16,7 +16,6 @@ from eagle_eye.schema.frame import Frame
 from eagle_eye.schema.metrics import PROMETHEUS_PREFIX
 from eagle_eye.server.engine.engine import RUNNING_STATES, Engine
 from eagle_eye.server.engine.idle_faults import NO_JOB
-from eagle_eye.server.engine.incidents import Derived
 from eagle_eye.server.engine.judgement import Judgement, SchedulerReports
 from eagle_eye.server.engine.policy import Weighing, weigh
 from eagle_eye.server.engine.respond import Book, Gathering, often_accused, respond, situation_of, tells_of_an_exception
@@ -25,7 +24,7 @@ from eagle_eye.server.ingest.fleet import Resends
 from eagle_eye.server.model.batch import Batch, ResolvedTemplate, Times
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import StoreUnavailable
-from eagle_eye.server.model.records import Incident, Job
+from eagle_eye.server.model.records import Derived, Incident, Job
 from eagle_eye.server.monitor import announcements as closing
 from eagle_eye.server.monitor.announcements import Announcement, announcement, together
 from eagle_eye.server.monitor.watcher import ALL_JOBS, IncidentCounts, JobProgress, JobShare, Latest, StepProgress

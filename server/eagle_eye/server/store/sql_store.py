@@ -23,14 +23,16 @@ from sqlalchemy.pool import QueuePool
 from sqlalchemy.sql import ColumnElement, Delete, Select
 
 from eagle_eye.schema.action import HEARTBEAT, PING
-from eagle_eye.server.engine.incidents import Derived, WantedAction, new_id
 from eagle_eye.server.model.errors import BadCursor, StoreUnavailable
 from eagle_eye.server.model.records import (
     Action,
     AuditEntry,
     Delivery,
+    Derived,
     Incident,
     Token,
+    WantedAction,
+    new_id,
 )
 from eagle_eye.server.store import database, schema
 from eagle_eye.server.store.leadership import Leadership, boot_s

@@ -10,7 +10,6 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from eagle_eye.server.engine.incidents import Derived
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.model.records import (
     Action,
@@ -19,6 +18,7 @@ from eagle_eye.server.model.records import (
     AuditEntry,
     CellStatus,
     Delivery,
+    Derived,
     DriverError,
     EndedSessions,
     EvidenceRequest,
