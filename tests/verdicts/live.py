@@ -194,8 +194,9 @@ def replayed(folder: Path) -> list[str]:
     """Return what a server says of a trace that ``eagle-eye replay`` sends; it is killed meanwhile."""
     seconds = Trace(folder).header.end - Trace(folder).header.start
     with tempfile.TemporaryDirectory() as place:
-        options = ("--set", "policy.mode=act")
-        data = Path(place) / "data"
+        data, config = Path(place) / "data", Path(place) / "server.toml"
+        config.write_text('[policy]\nmode = "act"\n')
+        options = ("--config", str(config))
         with serving(data, *options) as server:
             listen = server.listen
             words = ["-m", "eagle_eye.cli.main", "replay", str(folder), "--server", f"http://{listen}"]
