@@ -27,7 +27,7 @@ from eagle_eye.orchestrators.ledger import Ledger
 from eagle_eye.orchestrators.protocol import Exclusion, JobState, LowerEpochError, Restart
 from eagle_eye.orchestrators.receiver import Receiver, WebhookIntake, listen_on
 from eagle_eye.orchestrators.server_client import Claims, Reporter, ServerClient
-from eagle_eye.orchestrators.subscriber import Subscriber
+from eagle_eye.orchestrators.subscriber import Subscriber, SubscriberSettings
 from eagle_eye.orchestrators.subscription import SubscriptionKeeper, WantedSubscription
 from eagle_eye.schema.action import ACTION_REQUESTED, JobUpdate, MemberRank
 
@@ -162,7 +162,8 @@ def main() -> int:
         wanted = WantedSubscription(f"http://127.0.0.1:{args.asked_at}/", tuple(site.jobs), lasting=True)
         jobs.subscription = subscription = SubscriptionKeeper(client, wanted, folder / "subscription.json")
         intake = Intake(ledger, jobs.state, reporter, subscription.secrets, lines=lines)
-        subscriber = Subscriber(jobs, ledger, intake.work, reporter, claim=Claims(client, ledger), parallel=PARALLEL)
+        claims, settings = Claims(client, ledger), SubscriberSettings(PARALLEL)
+        subscriber = Subscriber(jobs, ledger, intake.work, reporter, claim=claims, settings=settings)
         receiver = Receiver(intake, listening)
         subscriber.start()
         receiver.start()

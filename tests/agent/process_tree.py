@@ -9,7 +9,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from eagle_eye.agent.collector import Drops, Observed
-from eagle_eye.agent.collectors.processes import LOOK_S, SETTLE_WITH_GPUS_S, ProcessesCollector
+from eagle_eye.agent.collectors.processes import (
+    LOOK_S,
+    SETTLE_WITH_GPUS_S,
+    GpuDriver,
+    HookedProcesses,
+    ProcessesCollector,
+    ProcessHost,
+)
 from eagle_eye.agent.processes.exit_watcher import Ended
 from eagle_eye.agent.processes.process_registry import TrainingProcesses
 from eagle_eye.schema.frame import WIRE_VERSION, Frame, decode_frame, encode_frame
@@ -131,19 +138,18 @@ class Node:
         self.collector = ProcessesCollector(
             self.processes,
             self.drops,
-            gpu_processes=lambda: dict(self.on_gpu),
-            hooked_pids=lambda: set(self.hooked),
-            hooked_attempts=lambda: dict(self.attempts),
-            devices_by_uuid=self.uuids,
-            devices_by_bus_id=self.bus_ids,
+            driver=GpuDriver(lambda: dict(self.on_gpu), self.uuids, self.bus_ids),
+            hooks=HookedProcesses(lambda: set(self.hooked), lambda: dict(self.attempts)),
             node="node17",
             shared_host=shared_host,
             wake=self.wake,
-            proc=tree.root,
-            monotonic_s=clock.monotonic_s,
-            now_s=clock.now_s,
-            cpu_s=lambda: next(self.cpu_s),
-            watch=tree.watcher,
+            host=ProcessHost(
+                proc=tree.root,
+                monotonic_s=clock.monotonic_s,
+                now_s=clock.now_s,
+                cpu_s=lambda: next(self.cpu_s),
+                watch=tree.watcher,
+            ),
         )
 
     def wake(self) -> None:

@@ -10,7 +10,7 @@ from eagle_eye.agent.assembly import Assembly
 from eagle_eye.agent.clock import Wake
 from eagle_eye.agent.collector import Drops
 from eagle_eye.agent.config import AgentConfiguration
-from eagle_eye.agent.loop import Loop
+from eagle_eye.agent.loop import Loop, LoopSettings, LoopSources
 from eagle_eye.agent.processes.process_registry import TrainingProcesses
 from tests.agent.fakes import FakeClock
 
@@ -48,7 +48,8 @@ def assembly(tmp_path: Path) -> Iterator[Assembly]:
 
 def test_a_thousand_ticks_of_every_collector_leave_nothing_behind(assembly: Assembly) -> None:
     growth, wake = Growth(), Wake()
-    loop = Loop("n1", "", 1.0, assembly.runners, assembly.happened, growth, Drops(), FakeClock(), wake)
+    sources = LoopSources(assembly.runners, assembly.happened, wake)
+    loop = Loop(LoopSettings("n1"), sources, growth, Drops(), FakeClock())
     growth.stop = lambda: loop.stop("SIGTERM")
     tracemalloc.start()
     try:

@@ -18,6 +18,7 @@ from eagle_eye.agent.collectors.kernel_log import (
     RECORDS_MAX,
     STATE_FILE,
     KernelLogCollector,
+    KernelLogHost,
     open_log,
 )
 from eagle_eye.schema.events import BY_KIND, Event
@@ -81,10 +82,7 @@ class Kernel:
         return found
 
     def agent(self, state: bool = True) -> KernelLogCollector:
-        return KernelLogCollector(
-            self.drops,
-            self.devices,
-            self.state if state else None,
+        host = KernelLogHost(
             proc=self.proc,
             sys=self.sys,
             panic_folders=(self.pstore, self.archive),
@@ -92,6 +90,7 @@ class Kernel:
             opener=self.opens,
             read=self.read,
         )
+        return KernelLogCollector(self.drops, self.devices, self.state if state else None, host=host)
 
 
 @pytest.fixture
@@ -493,14 +492,15 @@ def refusing(error: OSError) -> Callable[[Path], int]:
 
 def test_a_host_without_the_log_or_the_right_to_it_is_unsupported(kernel: Kernel, tmp_path: Path) -> None:
     with pytest.raises(Unsupported, match="no "):
-        KernelLogCollector(kernel.drops, path=tmp_path / "kmsg").collect(1.0)
+        KernelLogCollector(kernel.drops, host=KernelLogHost(path=tmp_path / "kmsg")).collect(1.0)
     denied = PermissionError(errno.EPERM, "Operation not permitted")
     with pytest.raises(Unsupported, match="CAP_SYSLOG"):
-        KernelLogCollector(kernel.drops, opener=refusing(denied)).collect(1.0)
+        KernelLogCollector(kernel.drops, host=KernelLogHost(opener=refusing(denied))).collect(1.0)
     with pytest.raises(Unsupported, match="not the kernel's log"):
-        KernelLogCollector(kernel.drops, path=Path("/dev/null")).collect(1.0)
+        KernelLogCollector(kernel.drops, host=KernelLogHost(path=Path("/dev/null"))).collect(1.0)
+    busy = OSError(errno.EBUSY, "busy")
     with pytest.raises(CollectFailed, match="busy"):
-        KernelLogCollector(kernel.drops, opener=refusing(OSError(errno.EBUSY, "busy"))).collect(1.0)
+        KernelLogCollector(kernel.drops, host=KernelLogHost(opener=refusing(busy))).collect(1.0)
 
 
 @pytest.fixture
@@ -520,9 +520,11 @@ def test_a_real_descriptor_is_read_record_by_record_and_never_waited_for(
     agent = KernelLogCollector(
         kernel.drops,
         {"3b:00.0": 1},
-        panic_folders=(),
-        monotonic_s=kernel.clock.monotonic_s,
-        opener=lambda path: os.dup(agent_end.fileno()),
+        host=KernelLogHost(
+            panic_folders=(),
+            monotonic_s=kernel.clock.monotonic_s,
+            opener=lambda path: os.dup(agent_end.fileno()),
+        ),
     )
     assert collect(agent, kernel) == []
     for number in range(3):

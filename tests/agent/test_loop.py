@@ -8,7 +8,7 @@ import pytest
 
 from eagle_eye.agent.clock import Wake
 from eagle_eye.agent.collector import CollectFailed, CollectorRunner, Drops, Observed, TickFrame, Unsupported
-from eagle_eye.agent.loop import Loop, ServiceManager
+from eagle_eye.agent.loop import Loop, LoopListeners, LoopSettings, LoopSources, ServiceManager
 from eagle_eye.schema.events import Event
 from eagle_eye.schema.frame import EVENTS_MAX, FRAME_BYTES_MAX, RANKS_MAX, Frame, Rank, values_of
 from eagle_eye.schema.rows import read_written
@@ -52,17 +52,12 @@ class Station:
         self.on_frame: Callable[[], None] = lambda: None
         self.shown: list[TickFrame] = []
         self.loop = Loop(
-            "n1",
-            job,
-            interval_s,
-            self.runners,
-            lambda: self.news,
+            LoopSettings("n1", job, interval_s),
+            LoopSources(self.runners, lambda: self.news, self.wake),
             self,
             self.drops,
             clock,
-            self.wake,
-            shown=self.shown.append,
-            service=service,
+            LoopListeners(shown=self.shown.append, service=service),
         )
 
     def append(self, make: Callable[[str, int], bytes]) -> int | None:

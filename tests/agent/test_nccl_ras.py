@@ -20,6 +20,7 @@ from eagle_eye.agent.collectors.nccl_ras import (
     Communicator,
     NcclRasCollector,
     NoAnswer,
+    RasHost,
     RasMember,
     RasProblem,
     Reply,
@@ -27,7 +28,6 @@ from eagle_eye.agent.collectors.nccl_ras import (
     ask_ras,
     own_addresses,
 )
-from eagle_eye.agent.processes.process_files import Environments
 from eagle_eye.agent.processes.process_registry import TrainingProcess
 from tests.agent.fakes import FakeClock
 from tests.agent.nccl_fakes import FakeProc, process, published
@@ -192,16 +192,14 @@ class Node:
     ) -> NcclRasCollector:
         for one in processes:
             self.proc.runs(one.pid, environ)
-        return NcclRasCollector(
-            published(*processes),
-            self.drops,
-            environments=Environments(self.proc.path),
+        host = RasHost(
+            proc=self.proc.path,
             addresses=lambda: frozenset({HERE}),
             asker=self.ask,
             monotonic_s=self.clock.monotonic_s,
             cpu_s=lambda: self.cpu_s,
-            **more,
         )
+        return NcclRasCollector(published(*processes), self.drops, host=host, **more)
 
 
 @pytest.fixture

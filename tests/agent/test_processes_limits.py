@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from eagle_eye.agent.collector import Drops, Unsupported
-from eagle_eye.agent.collectors.processes import LOOK_COST_RATIO, LOOK_S, LOOK_S_MAX, ProcessesCollector
+from eagle_eye.agent.collectors.processes import LOOK_COST_RATIO, LOOK_S, LOOK_S_MAX, ProcessesCollector, ProcessHost
 from eagle_eye.agent.processes.process_registry import TrainingProcesses
 from eagle_eye.agent.processes.rank_tracker import AGAIN
 from tests.agent.fakes import FakeClock
@@ -64,7 +64,7 @@ def test_names_of_the_node_that_disagree_are_said_once(node: Node) -> None:
 
 
 def test_a_host_without_proc_is_unsupported(tmp_path: Path) -> None:
-    collector = ProcessesCollector(TrainingProcesses(), Drops(), proc=tmp_path / "none")
+    collector = ProcessesCollector(TrainingProcesses(), Drops(), host=ProcessHost(tmp_path / "none"))
     with pytest.raises(Unsupported, match="not Linux"):
         collector.collect(1.0)
 

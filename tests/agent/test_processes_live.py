@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from eagle_eye.agent.collector import Drops
-from eagle_eye.agent.collectors.processes import SETTLE_S, ProcessesCollector
+from eagle_eye.agent.collectors.processes import SETTLE_S, GpuDriver, ProcessesCollector, ProcessHost
 from eagle_eye.agent.collectors.training_log import TrainingLogCollector
 from eagle_eye.agent.processes.exit_watcher import Ends, exits_are_reported
 from eagle_eye.agent.processes.process_registry import TrainingProcesses
@@ -66,7 +66,10 @@ class Host:
         self.drops, self.processes = Drops(), TrainingProcesses()
         self.on_gpu: dict[int, int] = {}
         self.collector = ProcessesCollector(
-            self.processes, self.drops, gpu_processes=lambda: dict(self.on_gpu), monotonic_s=clock.monotonic_s
+            self.processes,
+            self.drops,
+            driver=GpuDriver(lambda: dict(self.on_gpu)),
+            host=ProcessHost(monotonic_s=clock.monotonic_s),
         )
         self.events: list[Event] = []
 
@@ -254,14 +257,17 @@ def test_where_no_descriptor_can_be_had_ends_are_found_by_looking(monkeypatch: p
 def test_another_user_s_rank_on_a_gpu_is_named_as_not_seen(library: Path) -> None:
     program = """
         import os, sys
-        from eagle_eye.agent.collectors.processes import ProcessesCollector
+        from eagle_eye.agent.collectors.processes import GpuDriver, ProcessesCollector, ProcessHost
         from eagle_eye.agent.collector import Drops
         from eagle_eye.agent.processes.process_registry import TrainingProcesses
         os.setgid(65534); os.setuid(65534)
         drops, pid = Drops(), int(sys.argv[1])
         now = iter(range(0, 10_000, 60))
         collector = ProcessesCollector(
-            TrainingProcesses(), drops, gpu_processes=lambda: {pid: 0}, monotonic_s=lambda: next(now)
+            TrainingProcesses(),
+            drops,
+            driver=GpuDriver(lambda: {pid: 0}),
+            host=ProcessHost(monotonic_s=lambda: next(now)),
         )
         first = [collector.collect(1.0) for _ in range(50)]
         print(first[0].problem, first[0].ranks, sep="|")

@@ -18,7 +18,7 @@ import pytest
 
 from eagle_eye.agent.clock import ClockBase, SystemClock, Wake
 from eagle_eye.agent.collector import CollectorRunner, Drops, Observed
-from eagle_eye.agent.loop import Loop
+from eagle_eye.agent.loop import Loop, LoopListeners, LoopSettings, LoopSources
 from eagle_eye.agent.transport.servers import Servers
 from eagle_eye.agent.transport.spool import Spool
 from eagle_eye.agent.transport.uplink import Destination, Uplink
@@ -238,9 +238,8 @@ class Agent:
             Destination(Servers([f"http://{listen}"]), backoff_s_max=1.0), self.spool, drops, self.clock, base=base
         )
         runners = [CollectorRunner(self.truth, drops, self.clock.monotonic_s)]
-        self.loop = Loop(
-            "n1", "", 1.0, runners, Observed, self.spool, drops, self.clock, wake, self.uplink.notify, base=base
-        )
+        sources, listeners = LoopSources(runners, Observed, wake), LoopListeners(self.uplink.notify)
+        self.loop = Loop(LoopSettings("n1"), sources, self.spool, drops, self.clock, listeners, base)
         self.thread = threading.Thread(target=self.loop.run)
 
     def stop(self) -> None:

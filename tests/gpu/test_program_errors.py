@@ -14,7 +14,7 @@ import pynvml
 import pytest
 
 from eagle_eye.agent.collector import CollectFailed, Drops, Unsupported
-from eagle_eye.agent.collectors.kernel_log import KernelLogCollector, open_log
+from eagle_eye.agent.collectors.kernel_log import KernelLogCollector, KernelLogHost, open_log
 from eagle_eye.agent.collectors.nvml import NvmlCollector
 from eagle_eye.agent.collectors.training import TrainingCollector
 from eagle_eye.schema.driver_facts import XIDS
@@ -93,7 +93,8 @@ def test_nvml_tells_the_xid_of_a_programs_error(nvml: NvmlCollector, first: int,
 
 
 def test_the_kernels_log_tells_the_xid_of_a_programs_error(nvml: NvmlCollector, first: int, keep: Keep) -> None:
-    log = KernelLogCollector(Drops(), nvml.devices_by_bus_id, opener=from_now_on)  # repeats of before are folded
+    host = KernelLogHost(opener=from_now_on)  # repeats of before are folded
+    log = KernelLogCollector(Drops(), nvml.devices_by_bus_id, host=host)
     try:
         log.collect(time.time())
     except (Unsupported, CollectFailed) as error:

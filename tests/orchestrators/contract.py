@@ -14,7 +14,7 @@ import pytest
 from eagle_eye.orchestrators.ledger import Ledger
 from eagle_eye.orchestrators.protocol import CannotCarryOutError, Cause, Exclusion, Orchestrator, Previews, Restart
 from eagle_eye.orchestrators.receiver import Readmission, WebhookIntake, Work, refusal
-from eagle_eye.orchestrators.subscriber import Subscriber
+from eagle_eye.orchestrators.subscriber import Subscriber, SubscriberSettings
 from eagle_eye.schema.action import ActionRequest, ReportState
 from tests.orchestrators.builders import action, event_body
 
@@ -62,7 +62,8 @@ class Delivered:
         self.ledger = Ledger(folder / "delivered.sqlite")
         work: queue.Queue[Work] = queue.Queue()
         self.intake = WebhookIntake(self.ledger, orchestrator.state, self._report, list, work=work)
-        self.subscriber = Subscriber(orchestrator, self.ledger, work, self._report, dry_run=dry_run, ask_again_s=0.01)
+        settings = SubscriberSettings(dry_run=dry_run, ask_again_s=0.01)
+        self.subscriber = Subscriber(orchestrator, self.ledger, work, self._report, settings=settings)
 
     def _report(self, action: ActionRequest, state: ReportState, detail: str) -> None:
         self.reports.append((state, detail))

@@ -9,7 +9,7 @@ import pytest
 from eagle_eye.orchestrators.ledger import ActionState, Ledger
 from eagle_eye.orchestrators.protocol import CannotCarryOutError, JobState
 from eagle_eye.orchestrators.receiver import Resumption, remainder
-from eagle_eye.orchestrators.subscriber import Subscriber
+from eagle_eye.orchestrators.subscriber import Subscriber, SubscriberSettings
 from eagle_eye.schema.action import ActionRequest, ReportState
 from tests.orchestrators.builders import action
 from tests.orchestrators.test_subscriber import NOW_S, Recording
@@ -59,8 +59,7 @@ class Delivered:
             queue.Queue(),
             self._report,
             lambda: NOW_S,
-            dry_run=dry_run,
-            ask_again_s=0.01,
+            settings=SubscriberSettings(dry_run=dry_run, ask_again_s=0.01),
         )
 
     def _report(self, action: ActionRequest, state: ReportState, detail: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 from eagle_eye.orchestrators.ledger import Ledger
 from eagle_eye.orchestrators.protocol import CannotCarryOutError, Exclusion, JobState, Orchestrator, Restart
 from eagle_eye.orchestrators.receiver import Readmission, verbs
-from eagle_eye.orchestrators.subscriber import Subscriber, carry_out, would
+from eagle_eye.orchestrators.subscriber import Subscriber, SubscriberSettings, carry_out, would
 from eagle_eye.schema.action import ActionRequest, ReportState, ResumeFrom
 from tests.orchestrators.builders import action, rfc3339
 
@@ -64,7 +64,12 @@ class Delivered:
         self.now_s = NOW_S
         self.clock_step_s = 0.0
         self.subscriber = Subscriber(
-            self.orchestrator, self.ledger, queue.Queue(), self._report, self._clock, ask_again_s=0.01
+            self.orchestrator,
+            self.ledger,
+            queue.Queue(),
+            self._report,
+            self._clock,
+            settings=SubscriberSettings(ask_again_s=0.01),
         )
 
     def _clock(self) -> float:
@@ -183,7 +188,8 @@ def test_the_server_hears_of_it_where_a_preview_goes_wrong(tmp_path: Path) -> No
     wanted = action(NOW_S)
     ledger.record_action("evt-1", wanted, "queued", NOW_S)
     tell = lambda _, state, detail: reports.append((state, detail))  # noqa: E731
-    Subscriber(Previewing(), ledger, queue.Queue(), tell, lambda: NOW_S, dry_run=True).do(wanted)
+    dry = SubscriberSettings(dry_run=True)
+    Subscriber(Previewing(), ledger, queue.Queue(), tell, lambda: NOW_S, settings=dry).do(wanted)
     assert reports == [("refused", "dry run: would fail: unexpected RuntimeError in recording")]
     ledger.close()
 

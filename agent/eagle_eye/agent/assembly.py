@@ -19,7 +19,7 @@ from eagle_eye.agent.collectors.nccl_inspector import NcclInspectorCollector
 from eagle_eye.agent.collectors.nccl_ras import NcclRasCollector
 from eagle_eye.agent.collectors.network_ports import FabricCollector
 from eagle_eye.agent.collectors.nvml import NvmlCollector
-from eagle_eye.agent.collectors.processes import ProcessesCollector
+from eagle_eye.agent.collectors.processes import GpuDriver, HookedProcesses, ProcessesCollector
 from eagle_eye.agent.collectors.tensorboard import TensorBoardCollector
 from eagle_eye.agent.collectors.training import TrainingCollector
 from eagle_eye.agent.collectors.training_log import TrainingLogCollector
@@ -61,11 +61,8 @@ class Assembly:
         self._found = ProcessesCollector(
             processes,
             drops,
-            gpu_processes=self.nvml.compute_processes,
-            hooked_pids=self.training.pids,
-            hooked_attempts=self.training.attempts,
-            devices_by_uuid=uuids,
-            devices_by_bus_id=bus_ids,
+            driver=GpuDriver(self.nvml.compute_processes, uuids, bus_ids),
+            hooks=HookedProcesses(self.training.pids, self.training.attempts),
             node=configuration.node,
             shared_host=configuration.shared_host,
             wake=wake,
@@ -161,13 +158,8 @@ def found_processes(drops: Drops, clock: Clock, wake: Waitable) -> tuple[Trainin
     """Return this host's training processes; retries until there are some, up to FIND_S, or until ``wake`` is set."""
     processes = TrainingProcesses()
     nvml = NvmlCollector()
-    found = ProcessesCollector(
-        processes,
-        drops,
-        gpu_processes=nvml.compute_processes,
-        devices_by_uuid=nvml.devices_by_uuid,
-        devices_by_bus_id=nvml.devices_by_bus_id,
-    )
+    driver = GpuDriver(nvml.compute_processes, nvml.devices_by_uuid, nvml.devices_by_bus_id)
+    found = ProcessesCollector(processes, drops, driver=driver)
     until_s = clock.monotonic_s() + FIND_S
     try:
         while True:

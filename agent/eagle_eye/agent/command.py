@@ -43,7 +43,16 @@ from eagle_eye.agent.evidence.requests import EvidenceResponder, Upload, UploadT
 from eagle_eye.agent.evidence.source import BundleStuck
 from eagle_eye.agent.exposition import Exposition, FrameDelivery, MetricsServer
 from eagle_eye.agent.host_verdict import EXIT_CODES, judge, lines, look, repaired_s
-from eagle_eye.agent.loop import Loop, ServiceManager, Sink, agent_version, boot_id
+from eagle_eye.agent.loop import (
+    Loop,
+    LoopListeners,
+    LoopSettings,
+    LoopSources,
+    ServiceManager,
+    Sink,
+    agent_version,
+    boot_id,
+)
 from eagle_eye.agent.node_check import PATH as NODE_CHECK_PATH
 from eagle_eye.agent.node_check import NodeCheckResponder
 from eagle_eye.agent.node_check import run as run_child
@@ -327,19 +336,13 @@ def _run_loop(
     if configuration.metrics_listen and not once:
         metrics = MetricsServer(configuration.metrics_listen, exposition.page, drops)
     loop = Loop(
-        configuration.node,
-        configuration.job,
-        configuration.interval_s,
-        assembly.runners,
-        assembly.happened,
+        LoopSettings(configuration.node, configuration.job, configuration.interval_s),
+        LoopSources(assembly.runners, assembly.happened, wake),
         sink,
         drops,
         clock,
-        wake,
-        handed_on,
-        shown=shown,
-        service=None if once else ServiceManager(os.environ),
-        base=base,
+        LoopListeners(handed_on, shown, None if once else ServiceManager(os.environ)),
+        base,
     )
 
     def stop(number: int, _frame: object) -> None:

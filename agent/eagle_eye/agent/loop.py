@@ -9,6 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -118,47 +119,77 @@ class Sink(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class LoopSettings:
+    """What a loop's frames say of themselves: the node's name, its job, "" for the ranks' own, and the interval."""
+
+    node: str
+    job: str = ""
+    interval_s: float = 1.0
+
+
+@dataclass(frozen=True)
+class LoopSources:
+    """Where a loop's frames come from.
+
+    ``runners`` are asked at each tick; ``happened`` returns ranks and events without rows, for frames outside the
+    ticks. ``wake`` is set by the source of such events, and by the loop's ``stop``.
+    """
+
+    runners: Sequence[CollectorRunner]
+    happened: Callable[[], Observed]
+    wake: Wake
+
+
+@dataclass(frozen=True)
+class LoopListeners:
+    """Who hears of a loop's frames.
+
+    ``handed_on(urgent)`` is called for each frame. ``shown`` gets each tick after its frame was handed on; it must not
+    block. ``service`` gets its watchdog signal only from the loop itself, so a hung loop is noticed; None: no manager
+    listens.
+    """
+
+    handed_on: Callable[[bool], None] = lambda _urgent: None
+    shown: Callable[[TickFrame], None] = lambda _tick: None
+    service: ServiceManager | None = None
+
+
+NO_LISTENERS = LoopListeners()
+
+
 class Loop:
     """Makes a frame at each multiple of the interval, and one at once when a process exits.
 
     Ticks are at the wall clock's multiples but waited for on the monotonic clock; a clock jump or a stopped process
-    loses the missed ticks and causes no burst. ``happened`` returns ranks and events without rows, for frames outside
-    the ticks. ``wake`` is set by the source of such events, and by ``stop``. ``shown`` gets each tick after its frame
-    was handed on; it must not block. ``handed_on(urgent)`` is called for each frame. ``service`` gets its watchdog
-    signal only from the loop itself, so a hung loop is noticed.
+    loses the missed ticks and causes no burst.
     """
 
     def __init__(
         self,
-        node: str,
-        job: str,
-        interval_s: float,
-        runners: Sequence[CollectorRunner],
-        happened: Callable[[], Observed],
+        settings: LoopSettings,
+        sources: LoopSources,
         sink: Sink,
         drops: Drops,
         clock: Clock,
-        wake: Wake,
-        handed_on: Callable[[bool], None] = lambda _urgent: None,
-        shown: Callable[[TickFrame], None] = lambda _tick: None,
-        service: ServiceManager | None = None,
+        listeners: LoopListeners = NO_LISTENERS,
         base: ClockBase | None = None,
     ) -> None:
         """``base`` None: the loop creates its own."""
         self._base = base or ClockBase(clock, boot_id())
-        self._node = node
-        self._job = job
-        self._interval_s = interval_s
-        self._answer_s = min(ANSWER_S_MAX, ANSWER_RATIO * interval_s)
-        self._runners = runners
-        self._happened = happened
+        self._node = settings.node
+        self._job = settings.job
+        self._interval_s = settings.interval_s
+        self._answer_s = min(ANSWER_S_MAX, ANSWER_RATIO * settings.interval_s)
+        self._runners = sources.runners
+        self._happened = sources.happened
         self._sink = sink
         self._drops = drops
         self._clock = clock
-        self._wake = wake
-        self._handed_on = handed_on
-        self._shown = shown
-        self._service = service or ServiceManager({})
+        self._wake = sources.wake
+        self._handed_on = listeners.handed_on
+        self._shown = listeners.shown
+        self._service = listeners.service or ServiceManager({})
         self._writer = RowWriter()
         self._frames = 0
         self._version = agent_version()

@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -162,11 +163,27 @@ READMIT_PAUSE_S_MAX = 60.0
 AnswerT = TypeVar("AnswerT")
 
 
+@dataclass(frozen=True)
+class SubscriberSettings:
+    """How a subscriber works.
+
+    Up to ``parallel`` independent actions at once. With ``dry_run`` nothing is changed, and actions are refused with
+    what would have been done as the reason. A job's state that is not available is asked for again after
+    ``ask_again_s``.
+    """
+
+    parallel: int = 1
+    dry_run: bool = False
+    ask_again_s: float = ASK_AGAIN_S
+
+
+ONE_AT_A_TIME = SubscriberSettings()
+
+
 class Subscriber:
     """Takes work from the receiver's queue, from ``start`` to ``stop``.
 
-    Up to ``parallel`` independent actions at once. Before anything is changed, ``claim`` returns why it must not be, or
-    None. With ``dry_run`` nothing is changed, and actions are refused with what would have been done as the reason.
+    Before anything is changed, ``claim`` returns why it must not be, or None.
     """
 
     def __init__(
@@ -178,18 +195,16 @@ class Subscriber:
         clock: Callable[[], float] = time.time,
         *,
         claim: Callable[[ActionRequest, threading.Event], str | None] = lambda _action, _stopping: None,
-        parallel: int = 1,
-        dry_run: bool = False,
-        ask_again_s: float = ASK_AGAIN_S,
+        settings: SubscriberSettings = ONE_AT_A_TIME,
     ) -> None:
         self._orchestrator = orchestrator
         self._ledger = ledger
         self._report = report
         self._clock = clock
         self._claim = claim
-        self._dry_run = dry_run
-        self._ask_again_s = ask_again_s
-        self.lanes = Lanes(work, self.do, concerns, parallel)
+        self._dry_run = settings.dry_run
+        self._ask_again_s = settings.ask_again_s
+        self.lanes = Lanes(work, self.do, concerns, settings.parallel)
 
     @property
     def alive(self) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from eagle_eye.agent.collector import Drops
-from eagle_eye.agent.collectors.kernel_log import KernelLogCollector
+from eagle_eye.agent.collectors.kernel_log import KernelLogCollector, KernelLogHost
 from eagle_eye.detectors.types import Blind, WindowEvent
 from eagle_eye.schema.driver_facts import FACTS, judged
 from eagle_eye.schema.events import Event
@@ -63,13 +63,15 @@ def read(lines: Lines, tmp_path: Path) -> list[Event]:
 
     agent = KernelLogCollector(
         Drops(),
-        proc=tmp_path,
-        sys=tmp_path,
-        panic_folders=(),
         places_s=0.0,
-        monotonic_s=lambda: up_s,
-        opener=lambda path: os.open("/dev/null", os.O_RDONLY),
-        read=take,
+        host=KernelLogHost(
+            proc=tmp_path,
+            sys=tmp_path,
+            panic_folders=(),
+            monotonic_s=lambda: up_s,
+            opener=lambda path: os.open("/dev/null", os.O_RDONLY),
+            read=take,
+        ),
     )
     events = agent.collect(NOW_S).events
     up_s += 5.0  # what comes in several lines is over

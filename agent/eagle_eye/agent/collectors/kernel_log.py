@@ -7,6 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,26 @@ def open_log(path: Path) -> int:
     return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
+@dataclass(frozen=True)
+class KernelLogHost:
+    """Where a host keeps its log and its dumps, and how they are read.
+
+    ``panic_folders``: where the kernel exposes dumps, and where systemd moves them soon after boot. ``monotonic_s``
+    counts seconds since boot, as the kernel's own stamps do.
+    """
+
+    path: Path = Path("/dev/kmsg")
+    proc: Path = Path("/proc")
+    sys: Path = Path("/sys")
+    panic_folders: Sequence[Path] = (Path("/sys/fs/pstore"), Path("/var/lib/systemd/pstore"))
+    monotonic_s: Callable[[], float] = time.monotonic
+    opener: Callable[[Path], int] = open_log
+    read: Callable[[int, int], bytes] = os.read
+
+
+THIS_HOST = KernelLogHost()
+
+
 class KernelLogCollector:
     """Events from the kernel log: each record once, across agent restarts, with the time it happened.
 
@@ -159,21 +180,12 @@ class KernelLogCollector:
         *,
         places_s: float = PLACES_S,
         to_the_end: bool = False,
-        path: Path = Path("/dev/kmsg"),
-        proc: Path = Path("/proc"),
-        sys: Path = Path("/sys"),
-        panic_folders: Sequence[Path] = (Path("/sys/fs/pstore"), Path("/var/lib/systemd/pstore")),
-        monotonic_s: Callable[[], float] = time.monotonic,
-        opener: Callable[[Path], int] = open_log,
-        read: Callable[[int, int], bytes] = os.read,
+        host: KernelLogHost = THIS_HOST,
     ) -> None:
         """``devices_by_bus_id`` may be filled later, by the GPU collector: XIDs wait ``places_s`` for it.
 
         ``to_the_end``: each collection reads the whole log, at most WHOLE_RECORDS_MAX records, and fails where it is
         longer: a verdict must not rest on a part.
-
-        ``panic_folders``: where the kernel exposes dumps, and where systemd moves them soon after boot. ``monotonic_s``
-        counts seconds since boot, as the kernel's own stamps do.
         """
         self._drops = drops
         self._devices_by_bus_id = {} if devices_by_bus_id is None else devices_by_bus_id
@@ -183,12 +195,12 @@ class KernelLogCollector:
         self._news_max = WHOLE_RECORDS_MAX if to_the_end else NEWS_MAX
         self._to_the_end = to_the_end
         self._since_s = 0.0  # since boot: the time of the first record that the kernel had kept
-        self._path = path
-        self._proc = proc
-        self._panic_folders = panic_folders
-        self._monotonic_s = monotonic_s
-        self._open = opener
-        self._read = read
+        self._path = host.path
+        self._proc = host.proc
+        self._panic_folders = host.panic_folders
+        self._monotonic_s = host.monotonic_s
+        self._open = host.opener
+        self._read = host.read
         self._descriptor: int | None = None
         self._started_s: float | None = None  # since boot; None: not yet
         self._state = _State()
@@ -207,7 +219,7 @@ class KernelLogCollector:
         self._holder = ""
         self._stacks = 0  # begun since: the second is that of the lock's holder
         self._waiting: list[NewMessage] = []  # until the GPUs are known
-        self._links = LinkNames(sys)
+        self._links = LinkNames(host.sys)
 
     def collect(self, now_s: float) -> Observed:
         """Return what was logged since the last collection. Raises Unsupported, CollectFailed."""

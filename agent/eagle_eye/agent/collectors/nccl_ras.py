@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -409,6 +410,25 @@ class RasAnswer:
     reply: Reply
 
 
+def own_addresses() -> frozenset[str]:
+    """Return this node's IP addresses, as text."""
+    return frozenset(address.address.partition("%")[0] for found in psutil.net_if_addrs().values() for address in found)
+
+
+@dataclass(frozen=True)
+class RasHost:
+    """What the collector uses of its host. ``addresses`` returns the node's own, ``asker`` what the service answers."""
+
+    proc: Path = Path("/proc")
+    addresses: Callable[[], frozenset[str]] = own_addresses
+    asker: Callable[..., Reply] = ask_ras
+    monotonic_s: Callable[[], float] = time.monotonic
+    cpu_s: Callable[[], float] = time.thread_time
+
+
+THIS_HOST = RasHost()
+
+
 class NcclRasCollector:
     """Queries RAS every EVERY_S for each job whose rank 0 runs here: one answer covers the whole job.
 
@@ -435,16 +455,11 @@ class NcclRasCollector:
         *,
         every_node: bool = False,
         taken: Callable[[int], bool] = lambda _device: False,
-        environments: Environments | None = None,
-        addresses: Callable[[], frozenset[str]] | None = None,
-        asker: Callable[..., Reply] = ask_ras,
-        monotonic_s: Callable[[], float] = time.monotonic,
-        cpu_s: Callable[[], float] = time.thread_time,
+        host: RasHost = THIS_HOST,
     ) -> None:
         """``ports`` are queried in addition to those in the processes' environments.
 
         ``taken`` says whether another source reports a device's sequences: numbers from two sources are not comparable.
-        ``addresses`` returns this node's own.
         """
         self._processes = processes
         self._drops = drops
@@ -452,11 +467,11 @@ class NcclRasCollector:
         self._every_s = max(every_s, EVERY_S)
         self._every_node = every_node
         self._taken = taken
-        self._environments = Environments() if environments is None else environments
-        self._addresses = own_addresses if addresses is None else addresses
-        self._ask = asker
-        self._monotonic_s = monotonic_s
-        self._cpu_s = cpu_s
+        self._environments = Environments(host.proc)
+        self._addresses = host.addresses
+        self._ask = host.asker
+        self._monotonic_s = host.monotonic_s
+        self._cpu_s = host.cpu_s
         self._due_s = -1.0
         self._problem = ""
         self._answers: dict[int, RasAnswer] = {}
@@ -549,11 +564,6 @@ class NcclRasCollector:
                 if rank_width > width.get(process.device, (0, "")):
                     width[process.device] = rank_width
                     observed.devices[process.device] = {"nccl_sequence": float(member.enqueued)}
-
-
-def own_addresses() -> frozenset[str]:
-    """Return this node's IP addresses, as text."""
-    return frozenset(address.address.partition("%")[0] for found in psutil.net_if_addrs().values() for address in found)
 
 
 def _within(communicator: Communicator, own: frozenset[str]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from eagle_eye.agent.collector import CollectFailed, Drops, Observed, Unsupported
@@ -36,6 +37,45 @@ UNSEEN_LOOKS = 2  # scans in which NVML must name a missing process: one may jus
 TEXTS_MAX = 3  # of one kind in a problem; the rest is given as a count
 
 
+@dataclass(frozen=True)
+class GpuDriver:
+    """What the driver tells of this host's GPUs; the maps may be filled later.
+
+    ``processes`` returns GPU rows by pid and must not wait for the driver; empty: unknown.
+    """
+
+    processes: Callable[[], dict[int, int]] = dict
+    devices_by_uuid: Mapping[str, int] = field(default_factory=dict)
+    devices_by_bus_id: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class HookedProcesses:
+    """The processes that report themselves, and their attempts.
+
+    A process that continued into the next attempt still has its first one's environment.
+    """
+
+    pids: Callable[[], set[int]] = set
+    attempts: Callable[[], Mapping[int, int]] = dict
+
+
+@dataclass(frozen=True)
+class ProcessHost:
+    """Where a host shows its processes, its clocks, and what watches a process for its exit."""
+
+    proc: Path = Path("/proc")
+    monotonic_s: Callable[[], float] = time.monotonic
+    now_s: Callable[[], float] = time.time
+    cpu_s: Callable[[], float] = time.thread_time
+    watch: Callable[[Ended], ExitReporter] = Ends
+
+
+NO_DRIVER = GpuDriver()
+NO_HOOKS = HookedProcesses()
+THIS_HOST = ProcessHost()
+
+
 class ProcessesCollector:
     """Publishes the node's training processes; reports those without our hook as ranks, and their exits.
 
@@ -59,43 +99,34 @@ class ProcessesCollector:
         processes: TrainingProcesses,
         drops: Drops,
         *,
-        gpu_processes: Callable[[], dict[int, int]] = dict,
-        hooked_pids: Callable[[], set[int]] = set,
-        devices_by_uuid: Mapping[str, int] | None = None,
-        devices_by_bus_id: Mapping[str, int] | None = None,
-        hooked_attempts: Callable[[], Mapping[int, int]] = dict,
+        driver: GpuDriver = NO_DRIVER,
+        hooks: HookedProcesses = NO_HOOKS,
         node: str = "",
         shared_host: bool = False,
         wake: Callable[[], None] = lambda: None,
-        proc: Path = Path("/proc"),
-        monotonic_s: Callable[[], float] = time.monotonic,
-        now_s: Callable[[], float] = time.time,
-        cpu_s: Callable[[], float] = time.thread_time,
-        watch: Callable[[Ended], ExitReporter] = Ends,
+        host: ProcessHost = THIS_HOST,
     ) -> None:
-        """``gpu_processes`` returns GPU rows by pid and must not wait for the driver; empty: unknown.
+        """``node`` is this agent's name for the node, "" disables the name check.
 
-        ``hooked_pids`` are the processes that report themselves, ``hooked_attempts`` their attempts: a process that
-        continued into the next attempt still has its first one's environment. The maps of devices may be filled later.
-        ``node`` is this agent's name for the node, "" disables the name check. On a ``shared_host`` only processes
-        whose EAGLE_EYE_NODE is that name count. ``wake`` is called when a process exits.
+        On a ``shared_host`` only processes whose EAGLE_EYE_NODE is that name count. ``wake`` is called when a process
+        exits.
         """
         self._processes = processes
         self._drops = drops
-        self._gpu_processes = gpu_processes
-        self._hooked_pids = hooked_pids
-        self._hooked_attempts = hooked_attempts
+        self._gpu_processes = driver.processes
+        self._hooked_pids = hooks.pids
+        self._hooked_attempts = hooks.attempts
         self._attempts: Mapping[int, int] = {}
-        self._devices_by_uuid = {} if devices_by_uuid is None else devices_by_uuid
-        self._devices_by_bus_id = {} if devices_by_bus_id is None else devices_by_bus_id
+        self._devices_by_uuid = driver.devices_by_uuid
+        self._devices_by_bus_id = driver.devices_by_bus_id
         self._node = node
         self._shared_host = shared_host
-        self._proc = proc
-        self._monotonic_s = monotonic_s
-        self._cpu_s = cpu_s
-        self._files = ProcessFiles(proc)
+        self._proc = host.proc
+        self._monotonic_s = host.monotonic_s
+        self._cpu_s = host.cpu_s
+        self._files = ProcessFiles(host.proc)
         self._census = Census(self._files, drops)
-        self._ranks = Ranks(processes, drops, self._files, hooked_pids, wake, now_s, watch)
+        self._ranks = Ranks(processes, drops, self._files, hooks.pids, wake, host.now_s, host.watch)
         self._look_s = -LOOK_S_MAX  # when the last scan was
         self._look_every_s = 0.0
         self._holders: dict[int, int] = {}

@@ -390,6 +390,32 @@ class Pace:
     rest: float = 0.0
 
 
+@dataclass(frozen=True)
+class LaneFrames:
+    """The part of the spool that a lane sends.
+
+    ``take(frames_max, bytes_max)`` returns what is next. ``acknowledge(stream, sequence, journal, sent)``: ``journal``
+    is the server's, None for what is unwanted. ``left`` counts the frames to send, those of the request among them;
+    None: the server is not told.
+    """
+
+    take: Callable[[int, int], SpoolBatch | None]
+    acknowledge: Callable[[str, int, str | None, Sequence[tuple[int, bytes]]], None]
+    left: Callable[[], int] | None = None
+
+
+@dataclass(frozen=True)
+class LaneSurroundings:
+    """What all lanes of an uplink share. ``base`` re-dates frames by the clock at sending; None: sent unchanged."""
+
+    destination: Destination
+    token: NodeToken
+    drops: Drops
+    clock: Clock
+    jitter: Callable[[], float]
+    base: ClockBase | None = None
+
+
 class Lane:
     """Sends one part of the spool in order and at least once, over its own connection.
 
@@ -398,43 +424,33 @@ class Lane:
 
     def __init__(
         self,
-        take: Callable[[int, int], SpoolBatch | None],
-        acknowledge: Callable[[str, int, str | None, Sequence[tuple[int, bytes]]], None],
-        destination: Destination,
-        token: NodeToken,
+        frames: LaneFrames,
         pace: Pace,
-        drops: Drops,
-        clock: Clock,
-        jitter: Callable[[], float],
+        surroundings: LaneSurroundings,
         answered: Callable[[Mapping[str, object]], None] = lambda _fields: None,
-        base: ClockBase | None = None,
         *,
         chooses: bool = False,
-        left: Callable[[], int] | None = None,
     ) -> None:
-        """``acknowledge(stream, sequence, journal, sent)``: ``journal`` is the server's, None for what is unwanted.
-
-        ``left`` counts the frames to send, those of the request among them; None: the server is not told.
-        """
-        self._left = left
-        self._take = take
-        self._acknowledge = acknowledge
-        self._destination = destination
-        self._servers = destination.servers
+        """``answered`` gets the server's answers to frames that it took."""
+        self._left = frames.left
+        self._take = frames.take
+        self._acknowledge = frames.acknowledge
+        self._destination = surroundings.destination
+        self._servers = surroundings.destination.servers
         self._chooses = chooses
-        self._token = token
+        self._token = surroundings.token
         self._pace = pace
-        self._drops = drops
-        self._clock = clock
-        self._jitter = jitter
+        self._drops = surroundings.drops
+        self._clock = surroundings.clock
+        self._jitter = surroundings.jitter
         self._answered = answered
-        self._base = base
+        self._base = surroundings.base
         self._face(self._servers.current)
-        self._backoff = Backoff(pace.backoff_s_min, pace.backoff_s_max, jitter)
+        self._backoff = Backoff(pace.backoff_s_min, pace.backoff_s_max, self._jitter)
         self._frames_max = STREAM_FRAMES_MAX
         self._said = ""
         self._said_unknown: set[str] = set()
-        self._said_drop_s = clock.monotonic_s() - SAY_EVERY_S
+        self._said_drop_s = self._clock.monotonic_s() - SAY_EVERY_S
         self.delivered = 0
         self.is_well: bool | None = None  # whether the server took the last request; None: nothing was sent
 
@@ -608,11 +624,11 @@ class Uplink:
         def resent(stream: str, sequence: int, journal: str | None, _sent: Sequence[tuple[int, bytes]]) -> None:
             spool.resent(stream, sequence, self._asked if journal is None else journal)
 
-        common = (spool.acknowledge, destination, token)
-        self.live = Lane(spool.newest, *common, live, drops, clock, jitter, heard, base, chooses=True)
-        self.backlog = Lane(spool.backlog, *common, backlog, drops, clock, jitter, base=base)
-        again = (lacking, resent, destination, token, backlog, drops, clock, jitter)
-        self.again = Lane(*again, base=base, left=lambda: spool.lacking_count(self._asked))
+        again = LaneFrames(lacking, resent, lambda: spool.lacking_count(self._asked))
+        surroundings = LaneSurroundings(destination, token, drops, clock, jitter, base)
+        self.live = Lane(LaneFrames(spool.newest, spool.acknowledge), live, surroundings, heard, chooses=True)
+        self.backlog = Lane(LaneFrames(spool.backlog, spool.acknowledge), backlog, surroundings)
+        self.again = Lane(again, backlog, surroundings)
         self._jitter = jitter
         self._journal = self._asked = ""  # the journal of the server that takes live frames; of the last request
         self._resend_every_s = 0.0

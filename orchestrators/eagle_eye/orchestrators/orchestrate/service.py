@@ -38,7 +38,7 @@ from eagle_eye.orchestrators.protocol import (
 )
 from eagle_eye.orchestrators.receiver import Receiver, WebhookIntake, listen_on, url_of
 from eagle_eye.orchestrators.server_client import Claims, Reporter, ServerClient
-from eagle_eye.orchestrators.subscriber import PARALLEL_MAX, Subscriber
+from eagle_eye.orchestrators.subscriber import PARALLEL_MAX, Subscriber, SubscriberSettings
 from eagle_eye.orchestrators.subscription import SubscriptionKeeper, WantedSubscription
 from eagle_eye.schema.action import ActionRequest, JobUpdate, ReportState
 
@@ -208,8 +208,7 @@ class Service:
             self._intake.work,
             self._report,
             claim=Claims(client, ledger, self._metrics.claimed),
-            parallel=PARALLEL_MAX,
-            dry_run=options.dry_run,
+            settings=SubscriberSettings(PARALLEL_MAX, dry_run=options.dry_run),
         )
         self._receiver = Receiver(self._intake, listening, self._pages())
         lanes = self._subscriber.lanes
