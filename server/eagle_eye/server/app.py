@@ -46,7 +46,7 @@ from eagle_eye.server.api.visibility import JobOwners
 from eagle_eye.server.charts.reading import Turns
 from eagle_eye.server.config import ServerConfig, is_loopback, plain_text
 from eagle_eye.server.delivery.message_formats import formats
-from eagle_eye.server.delivery.outbox import AlertRefresh, DeliveryCollector, LeaderPing, Outbox
+from eagle_eye.server.delivery.outbox import AlertRefresh, DeliveryCollector, LeaderPing, Outbox, Senders
 from eagle_eye.server.delivery.webhook import Guard, Resolve, Targets, Webhook, system_resolver
 from eagle_eye.server.engine.idle_faults import NO_JOB
 from eagle_eye.server.history.embedded_history import EmbeddedHistory, HistoryCollector, LevelsCollector
@@ -290,8 +290,8 @@ def _build(
     refresh = AlertRefresh(store, webhook, shapes.alertmanager_api, targets, config.webhooks, clock, counters)
     retention_s = config.history.records_retention_s
     rise_above: Callable[[int], int | None] = (lambda _: None) if leadership is None else leadership.rise_above
-    sending = (store, webhook, config.webhooks, clock, counters, signal, retention_s, targets, refresh)
-    outbox = Outbox(*sending, jitter, rise_above)
+    senders = Senders(webhook, targets, refresh, rise_above)
+    outbox = Outbox(store, senders, config.webhooks, clock, counters, signal, retention_s, jitter)
     tick_s, fresh_s = config.detection.tick_s, config.ingest.fresh_s
     asked = sources_of(config.job_sources, clock, os.environ)
     patience_s = config.job_sources.patience_s
