@@ -62,7 +62,7 @@ from eagle_eye.server.ingest.remote_write.endpoint import PATH as WRITE_PATH
 from eagle_eye.server.ingest.remote_write.endpoint import NodeJobs, OtherCells, RemoteWrite
 from eagle_eye.server.ingest.remote_write.intake import RemoteWriteIntake
 from eagle_eye.server.ingest.remote_write.keeper import CodeMemory, Keeper, known_interval_s
-from eagle_eye.server.jobs.keeper import JobSourceCollector, JobSources, sources_of
+from eagle_eye.server.jobs.keeper import JobSourceCollector, JobSources, Schedulers, sources_of
 from eagle_eye.server.model.batch import Batch
 from eagle_eye.server.model.clock import Clock, SystemClock
 from eagle_eye.server.model.identity import Clusters, Naming
@@ -294,8 +294,8 @@ def _build(
     outbox = Outbox(store, senders, config.webhooks, clock, counters, signal, retention_s, jitter)
     tick_s, fresh_s = config.detection.tick_s, config.ingest.fresh_s
     asked = sources_of(config.job_sources, clock, os.environ)
-    patience_s = config.job_sources.patience_s
-    sources = JobSources(asked, patience_s, store, clock, fleet, watching, counters, mine=share.mine)
+    schedulers = Schedulers(asked, config.job_sources.patience_s, share.mine)
+    sources = JobSources(schedulers, store, clock, fleet, watching, counters)
     archive = Archive(store, clock, config.accounts.hindsight_s)
     certificates = Certificates(config.tls, clock) if config.tls.certificate_file else None
     without = plain_text(config)
