@@ -59,7 +59,7 @@ from eagle_eye.server.ingest.frames import Ingest, RowsIngest
 from eagle_eye.server.ingest.remote_write import mapping
 from eagle_eye.server.ingest.remote_write.endpoint import OTHER_CELLS_ANSWER_S as CELL_ANSWER_S
 from eagle_eye.server.ingest.remote_write.endpoint import PATH as WRITE_PATH
-from eagle_eye.server.ingest.remote_write.endpoint import NodeJobs, OtherCells, RemoteWrite
+from eagle_eye.server.ingest.remote_write.endpoint import NodeJobs, OtherCells, RemoteWrite, WriteStages
 from eagle_eye.server.ingest.remote_write.intake import RemoteWriteIntake
 from eagle_eye.server.ingest.remote_write.keeper import CodeMemory, Keeper, known_interval_s
 from eagle_eye.server.jobs.keeper import JobSourceCollector, JobSources, Schedulers, sources_of
@@ -581,21 +581,18 @@ def _remote_write(services: Services, to_cells: httpx.AsyncClient | None) -> Rem
         membership.job_of,
         codes,
     )
+    other_cells = None
+    if services.cells is not None and to_cells is not None:
+        other_cells = OtherCells(services.cells, membership.job_of, to_cells, WRITE_PATH, services.clock)
     return RemoteWrite(
         settings,
         services.config.ingest,
         services.tokens,
+        services.limits.check_remote_write,
         fleet,
-        intake,
-        keeper,
-        membership,
-        table.wanted,
+        WriteStages(table.wanted, membership, intake, keeper, other_cells),
         services.telemetry,
         services.clock,
-        services.limits.check_remote_write,
-        None
-        if services.cells is None or to_cells is None
-        else OtherCells(services.cells, membership.job_of, to_cells, WRITE_PATH, services.clock),
     )
 
 
