@@ -9,7 +9,7 @@ import random
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -55,7 +55,7 @@ from eagle_eye.server.history.remote_store import RemoteStore
 from eagle_eye.server.history.settings import fed_from
 from eagle_eye.server.ingest.decoding import RowsReader, Templates, UnknownThings
 from eagle_eye.server.ingest.fleet import Fleet, FleetCollector, Resends, Vouchers
-from eagle_eye.server.ingest.frames import Ingest, RowsIngest
+from eagle_eye.server.ingest.frames import AgentAnswers, FrameSinks, Ingest, RowsIngest
 from eagle_eye.server.ingest.remote_write import mapping
 from eagle_eye.server.ingest.remote_write.endpoint import OTHER_CELLS_ANSWER_S as CELL_ANSWER_S
 from eagle_eye.server.ingest.remote_write.endpoint import PATH as WRITE_PATH
@@ -524,8 +524,8 @@ async def _judge(parts: _Parts) -> None:
 def _frames(services: Services, templates: Templates) -> Ingest:
     """Return what takes agents' frames."""
     config, limits = services.config.ingest, services.limits
-    unknown = UnknownThings(services.telemetry)
-    reader = RowsReader(templates, unknown, config.body_bytes_max, services.clock)
+    tokens, telemetry, clock = services.tokens, services.telemetry, services.clock
+    reader = RowsReader(templates, UnknownThings(telemetry), config.body_bytes_max, clock)
 
     def asked_of(node: str) -> list[dict[str, Any]]:
         return services.evidence_requests.asked_of(node) + services.node_checks.asked_of(node)
@@ -533,25 +533,13 @@ def _frames(services: Services, templates: Templates) -> Ingest:
     def has_requests() -> bool:
         return services.evidence_requests.has_requests() or services.node_checks.has_requests()
 
-    parts = (services.history, services.fleet, services.tokens, services.telemetry, services.clock)
-    observe, observe_rows, introduce = _observe(services), services.watcher.observe_rows, services.known_nodes.introduce
-    again, cells = (services.history.id, services.resends, services.watcher.observe), services.cells
-    rows = RowsIngest(
-        config,
-        *parts,
-        observe,
-        observe_rows,
-        introduce,
-        asked_of,
-        has_requests,
-        reader,
-        unknown,
-        *again,
-        None if cells is None else cells.elsewhere,
-        lambda: cells is not None and cells.several,
-    )
-    tokens, telemetry = services.tokens, services.telemetry
-    return Ingest(config, tokens, telemetry, services.clock, limits.check_frames, rows, reader)
+    watcher, cells = services.watcher, services.cells
+    sinks = FrameSinks(services.history, watcher.observe_rows, _observe(services), watcher.observe, services.resends)
+    answers = AgentAnswers(services.known_nodes.introduce, asked_of, has_requests)
+    if cells is not None:
+        answers = replace(answers, elsewhere=cells.elsewhere, several=lambda: cells.several)
+    rows = RowsIngest(config, tokens, telemetry, clock, reader, services.fleet, sinks, answers)
+    return Ingest(config, tokens, telemetry, clock, limits.check_frames, rows, reader)
 
 
 def _remote_write(services: Services, to_cells: httpx.AsyncClient | None) -> RemoteWrite:
