@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import httpx
 from fastapi import APIRouter, FastAPI
 from prometheus_client import ProcessCollector
+from prometheus_client.registry import Collector
 
 from eagle_eye.schema.frame import Frame
 from eagle_eye.schema.record_types import prepare_record_types
@@ -201,20 +202,35 @@ def create_app(
     services = parts.services
     templates = Templates(services.history.template)
     if parts.forwarding is None:
-        if services.cells is not None:
-            services.cells.begin(services.doctor.own_problem)
-        forgotten_s = services.known_nodes.recover(services.history)
-
-        def past(fleet: Fleet | None = None) -> Iterator[tuple[Frame, float] | Batch]:
-            since_s, frames_max = clock.now_s() - config.detection.window_s, config.history.replay_frames_max
-            return recent_past(services.history, fleet, templates, forgotten_s, since_s, frames_max)
-
-        services.watcher.recover(past(services.fleet))
-        services.fleet.keep_names(clock.now_s())
-        services.watcher.follow(services.resends, past)
-        if leadership is not None:  # another server may have led until now
-            services.resends.expect(services.fleet.unheard(clock.now_s() - LATE_S))
+        _read_back(services, templates)
     reload = Reload(services, reread or (lambda: config))
+    api = _api(services, lambda: _life(parts, reload))
+
+    parts.history.journal.templates.listen(templates.take_used, templates.forget)
+    services.fleet.when_forgotten(templates.expel)
+    takers = _frames(services, templates), _remote_write(services, parts.to_cells)
+    return Dispatcher(api, *takers, services, reload.request_reload, parts.forwarding, parts.joint)
+
+
+def _read_back(services: Services, templates: Templates) -> None:
+    """Show the recent past to those who judge; first of all, which jobs are this server's."""
+    config, clock = services.config, services.clock
+    if services.cells is not None:
+        services.cells.begin(services.doctor.own_problem)
+    forgotten_s = services.known_nodes.recover(services.history)
+
+    def past(fleet: Fleet | None = None) -> Iterator[tuple[Frame, float] | Batch]:
+        since_s, frames_max = clock.now_s() - config.detection.window_s, config.history.replay_frames_max
+        return recent_past(services.history, fleet, templates, forgotten_s, since_s, frames_max)
+
+    services.watcher.recover(past(services.fleet))
+    services.fleet.keep_names(clock.now_s())
+    services.watcher.follow(services.resends, past)
+    if services.leadership is not None:  # another server may have led until now
+        services.resends.expect(services.fleet.unheard(clock.now_s() - LATE_S))
+
+
+def _api(services: Services, life: Callable[[], AbstractAsyncContextManager[None]]) -> FastAPI:
     api = FastAPI(
         title="Eagle Eye",
         version=version("eagle-eye"),
@@ -222,18 +238,14 @@ def create_app(
         docs_url=None,
         openapi_url=None,  # description.py serves it
         redoc_url=None,
-        lifespan=lambda _: _life(parts, reload),
+        lifespan=lambda _: life(),
     )
     api.state.services = services
     requests.answer_problems(api, services.telemetry)
     api.router.routes.extend(_endpoints().routes)
     nvrx.install(api)
     description.describe(api)
-
-    parts.history.journal.templates.listen(templates.take_used, templates.forget)
-    services.fleet.when_forgotten(templates.expel)
-    takers = _frames(services, templates), _remote_write(services, parts.to_cells)
-    return Dispatcher(api, *takers, services, reload.request_reload, parts.forwarding, parts.joint)
+    return api
 
 
 @functools.cache
@@ -259,48 +271,89 @@ def _build(
     jitter: Callable[[], float],
     leadership: Leadership | None,
 ) -> _Parts:
-    folder = Path(config.data_dir)
+    """Put the parts together, group by group: each needs only those above it."""
     forwarding = None
-    heard_s = HEARD_LEASES * config.records.lease_s
     if leadership is not None and not leadership.leads:
-        unreached = UnreachedNodes(heard_s, clock.monotonic_s)
+        unreached = UnreachedNodes(HEARD_LEASES * config.records.lease_s, clock.monotonic_s)
         forwarding = Forwarding(lambda: leadership.leader_url, config.tls, unreached)
-    store = open_records(config.records, folder, leadership)
+    basis = _Basis(config, clock, Telemetry(), leadership, forwarding)
+    records = _records(basis)
+    judging = _judging(basis, records.store, watcher)
+    delivery = _delivery(basis, records, resolve, jitter)
+    access = _access(basis, records.store, judging.fleet)
+    services = _services(basis, records, judging, delivery, access)
+    _register_collectors(services, records, judging)
+    heartbeat = Heartbeat(records.store, services.doctor, clock, config.webhooks.heartbeat_s, config.public_url)
+    cells = judging.cells
+    joint = JointAnswers(cells, records.store, config.tls) if cells is not None and forwarding is None else None
+    to_cells = raw_http.server_client(CELL_ANSWER_S) if joint is not None else None
+    sending = (delivery.webhook, delivery.outbox, delivery.ping, heartbeat)
+    return _Parts(services, records.store, records.history, *sending, forwarding, joint, to_cells)
+
+
+class _Basis(NamedTuple):
+    """What every group of parts is made with."""
+
+    config: ServerConfig
+    clock: Clock
+    telemetry: Telemetry
+    leadership: Leadership | None
+    forwarding: Forwarding | None
+
+
+class _Records(NamedTuple):
+    """What is kept in the data folder or the database."""
+
+    folder: Path
+    store: SqlStore
+    signal: ChangeSignal
+    history: EmbeddedHistory
+    archive: Archive
+
+
+def _records(basis: _Basis) -> _Records:
+    config, clock = basis.config, basis.clock
+    folder = Path(config.data_dir)
+    store = open_records(config.records, folder, basis.leadership)
     settings = fed_from(config.history, config.remote_store)
     kept = EmbeddedHistory(folder, settings, config.ingest.pending_bytes_max, clock, config.detection.window_s)
-    counters = Telemetry()
+    signal = ChangeSignal()
+    store.listen(signal.notify)
+    return _Records(folder, store, signal, kept, Archive(store, clock, config.accounts.hindsight_s))
+
+
+class _Judging(NamedTuple):
+    """The nodes that are heard, the jobs that are judged here, and what judges them."""
+
+    places: Places
+    fleet: Fleet
+    watcher: Watcher
+    outlook: Outlook
+    cells: Cells | None
+    share: JobShare
+    fleet_size: Callable[[], int]
+    job_sources: JobSources
+    resends: Resends
+
+
+def _judging(basis: _Basis, store: SqlStore, watcher: WatcherFactory) -> _Judging:
+    config, clock, telemetry, leadership, forwarding = basis
     places = read_places(Path(config.topology_file)) if config.topology_file else Places()
     vouchers = Vouchers(places.rack_of_node.keys() | places.switch_of_node.keys())
     fleet = Fleet(config.ingest.nodes_max, vouchers, Clusters(config.identity.cluster))
     if leadership is not None:
+        heard_s = HEARD_LEASES * config.records.lease_s
         heard = (lambda: fleet.counts(clock.now_s(), heard_s)[1]) if forwarding is None else forwarding.unreached.count
         leadership.count_nodes(heard)
-    signal = ChangeSignal()
-    store.listen(signal.notify)
     watching = watcher(config, store, clock)
     cells = Cells(config.records.cell, store, leadership, clock, fleet, watching) if leadership is not None else None
     share: JobShare = cells or ALL_JOBS
     fleet_size = _fleet_size(fleet, cells)
     watching.judge_share(share)
     watching.count_fleet(fleet_size)
-    outlook = Outlook(watching)
-    guard = Guard(config.webhooks.allow_private, resolve)
-    epoch = (lambda: 0) if leadership is None else (lambda: leadership.epoch)
-    shapes = formats(config.public_url, config.webhooks, epoch, config.records.lease_s)
-    webhook = Webhook(guard, shapes.by_name())
-    targets = Targets(config.webhooks, clock)
-    refresh = AlertRefresh(store, webhook, shapes.alertmanager_api, targets, config.webhooks, clock, counters)
-    retention_s = config.history.records_retention_s
-    rise_above: Callable[[int], int | None] = (lambda _: None) if leadership is None else leadership.rise_above
-    senders = Senders(webhook, targets, refresh, rise_above)
-    outbox = Outbox(store, senders, config.webhooks, clock, counters, signal, retention_s, jitter)
-    tick_s, fresh_s = config.detection.tick_s, config.ingest.fresh_s
     asked = sources_of(config.job_sources, clock, os.environ)
     schedulers = Schedulers(asked, config.job_sources.patience_s, share.mine)
-    sources = JobSources(schedulers, store, clock, fleet, watching, counters)
-    archive = Archive(store, clock, config.accounts.hindsight_s)
-    certificates = Certificates(config.tls, clock) if config.tls.certificate_file else None
-    without = plain_text(config)
+    sources = JobSources(schedulers, store, clock, fleet, watching, telemetry)
     resends = Resends(
         clock.now_s(),
         config.detection.window_s,
@@ -308,71 +361,183 @@ def _build(
         lambda: fleet.known_count,
         clock.monotonic_s,
     )
-    notes = {
-        "tls": (lambda: without) if certificates is None else certificates.ending,
-        "windows": resends.problem,
-        "coverage": lambda: coverage_note(fleet, outlook, clock.now_s(), fresh_s),
-        "identity": lambda: identity_note(fleet, clock.now_s()),
-        "remote_write": lambda: remote_write_note(fleet, clock.now_s()),
-        "replication": lambda: replication_note(leadership, outlook.policy(), async_ok=config.records.async_ok),
-    }
+    return _Judging(places, fleet, watching, Outlook(watching), cells, share, fleet_size, sources, resends)
+
+
+def _fleet_size(fleet: Fleet, cells: Cells | None) -> Callable[[], int]:
+    """Return what counts the vouched nodes that were heard, by all cells."""
+    return (lambda: fleet.vouched_count) if cells is None else (lambda: fleet.vouched_count + cells.nodes_of_others())
+
+
+class _Delivery(NamedTuple):
+    """What tells subscribers."""
+
+    guard: Guard
+    webhook: Webhook
+    outbox: Outbox
+    ping: LeaderPing
+
+
+def _delivery(basis: _Basis, records: _Records, resolve: Resolve, jitter: Callable[[], float]) -> _Delivery:
+    config, clock, telemetry, leadership, _ = basis
+    store, signal, settings, lease_s = records.store, records.signal, config.webhooks, config.records.lease_s
+    guard = Guard(settings.allow_private, resolve)
+    epoch = (lambda: 0) if leadership is None else (lambda: leadership.epoch)
+    shapes = formats(config.public_url, settings, epoch, lease_s)
+    webhook = Webhook(guard, shapes.by_name())
+    targets = Targets(settings, clock)
+    refresh = AlertRefresh(store, webhook, shapes.alertmanager_api, targets, settings, clock, telemetry)
+    rise_above: Callable[[int], int | None] = (lambda _: None) if leadership is None else leadership.rise_above
+    senders = Senders(webhook, targets, refresh, rise_above)
+    outbox = Outbox(store, senders, settings, clock, telemetry, signal, config.history.records_retention_s, jitter)
+    return _Delivery(guard, webhook, outbox, LeaderPing(store, signal, clock, telemetry, lease_s))
+
+
+class _Access(NamedTuple):
+    """Who may ask, what of, and how often."""
+
+    certificates: Certificates | None
+    tokens: Tokens
+    people: People
+    provider: Provider | None
+    limits: Limits
+    job_owners: JobOwners
+
+
+def _access(basis: _Basis, store: Store, fleet: Fleet) -> _Access:
+    config, clock, telemetry = basis.config, basis.clock, basis.telemetry
+    certificates = Certificates(config.tls, clock) if config.tls.certificate_file else None
     # What comes from loopback comes from everybody where a proxy on this machine passes it on.
     is_open = is_loopback(config.listen) and not config.sign_in.on
     tokens = Tokens(store, clock, is_open, certified=bool(config.tls.client_ca_file))
-    people, provider = _sign_in(config, clock, store, tokens, counters)
-    services = Services(
+    people, provider = _sign_in(config, clock, store, tokens, telemetry)
+    limits = Limits(config.limits, clock, lambda by: telemetry.rate_limited.labels(by).inc())
+    return _Access(certificates, tokens, people, provider, limits, JobOwners(store, fleet))
+
+
+def _sign_in(
+    config: ServerConfig, clock: Clock, store: Store, tokens: Tokens, counters: Telemetry
+) -> tuple[People, Provider | None]:
+    settings, provider = config.sign_in, None
+
+    def refused(reason: str) -> None:
+        counters.sign_in_refused.labels(reason).inc()
+
+    if settings.provider.issuer:
+        from eagle_eye.server.security.provider import Provider
+
+        prepare_record_types()
+        provider = Provider(settings.provider, config.public_url + credentials.CALLBACK, clock, refused)
+    proxy = Proxy(settings.proxy, refused) if settings.proxy.user_header else None
+    return People(settings, store, tokens, proxy, None if provider is None else provider.session), provider
+
+
+def _notes(basis: _Basis, judging: _Judging, certificates: Certificates | None) -> dict[str, Callable[[], str]]:
+    """Return what says, by subject, what people should fix before it does harm."""
+    config, clock, fleet, outlook = basis.config, basis.clock, judging.fleet, judging.outlook
+    without, fresh_s, async_ok = plain_text(config), config.ingest.fresh_s, config.records.async_ok
+    return {
+        "tls": (lambda: without) if certificates is None else certificates.ending,
+        "windows": judging.resends.problem,
+        "coverage": lambda: coverage_note(fleet, outlook, clock.now_s(), fresh_s),
+        "identity": lambda: identity_note(fleet, clock.now_s()),
+        "remote_write": lambda: remote_write_note(fleet, clock.now_s()),
+        "replication": lambda: replication_note(basis.leadership, outlook.policy(), async_ok=async_ok),
+    }
+
+
+def _doctor(basis: _Basis, records: _Records, judging: _Judging, certificates: Certificates | None) -> Doctor:
+    config, cells = basis.config, judging.cells
+    return Doctor(
+        VitalParts(records.store, records.history, judging.watcher, judging.outlook, judging.fleet),
+        basis.telemetry,
+        basis.clock,
+        config.detection.tick_s,
+        config.ingest.fresh_s,
+        Surroundings(
+            judging.job_sources.problem,
+            basis.leadership,
+            *(() if cells is None else (cells.problem, cells.agents_due)),
+        ),
+        _notes(basis, judging, certificates),
+    )
+
+
+class _Requests(NamedTuple):
+    """What is asked of agents and of people."""
+
+    evidence: EvidenceRequests
+    node_checks: NodeChecks
+    idle_checks: IdleChecks
+    missing_gpus: MissingGpus
+
+
+def _requests(basis: _Basis, records: _Records, judging: _Judging) -> _Requests:
+    config, clock, store, fleet = basis.config, basis.clock, records.store, judging.fleet
+    policy, url, counted = judging.outlook.policy, config.public_url, basis.telemetry.node_checks
+    return _Requests(
+        EvidenceRequests(store, Bundles(records.folder / EVIDENCE_FOLDER), config.evidence, clock),
+        NodeChecks(store, clock, policy, lambda state: counted.labels(state).inc(), url),
+        IdleChecks(store, clock, fleet, config.idle_checks, policy, judging.watcher.courses),
+        MissingGpus(store, clock, fleet, policy, url),
+    )
+
+
+def _services(basis: _Basis, records: _Records, judging: _Judging, delivery: _Delivery, access: _Access) -> Services:
+    config, clock, telemetry, leadership, forwarding = basis
+    store, fleet = records.store, judging.fleet
+    dropped = telemetry.accounts_dropped
+    remote_store = RemoteStore(records.folder, config.remote_store, clock, telemetry.registry)
+    asking = _requests(basis, records, judging)
+    return Services(
         config=config,
         clock=clock,
         store=store,
-        history=kept,
+        history=records.history,
         fleet=fleet,
-        known_nodes=KnownNodes(store, fleet, clock, fresh_s, counters.failures.labels("node").inc),
-        tokens=tokens,
-        people=people,
-        job_owners=JobOwners(store, fleet),
-        provider=provider,
-        limits=Limits(config.limits, clock, lambda by: counters.rate_limited.labels(by).inc()),
-        resends=resends,
-        certificates=certificates,
-        telemetry=counters,
-        watcher=watching,
-        outlook=outlook,
-        doctor=Doctor(
-            VitalParts(store, kept, watching, outlook, fleet),
-            counters,
-            clock,
-            tick_s,
-            fresh_s,
-            Surroundings(sources.problem, leadership, *(() if cells is None else (cells.problem, cells.agents_due))),
-            notes,
-        ),
-        guard=guard,
-        signal=signal,
-        remote_store=RemoteStore(folder, config.remote_store, clock, counters.registry),
-        evidence_requests=EvidenceRequests(store, Bundles(folder / EVIDENCE_FOLDER), config.evidence, clock),
-        node_checks=NodeChecks(
-            store, clock, outlook.policy, lambda state: counters.node_checks.labels(state).inc(), config.public_url
-        ),
-        idle_checks=IdleChecks(store, clock, fleet, config.idle_checks, outlook.policy, watching.courses),
-        missing_gpus=MissingGpus(store, clock, fleet, outlook.policy, config.public_url),
+        known_nodes=KnownNodes(store, fleet, clock, config.ingest.fresh_s, telemetry.failures.labels("node").inc),
+        tokens=access.tokens,
+        people=access.people,
+        job_owners=access.job_owners,
+        provider=access.provider,
+        limits=access.limits,
+        resends=judging.resends,
+        certificates=access.certificates,
+        telemetry=telemetry,
+        watcher=judging.watcher,
+        outlook=judging.outlook,
+        doctor=_doctor(basis, records, judging, access.certificates),
+        guard=delivery.guard,
+        signal=records.signal,
+        remote_store=remote_store,
+        evidence_requests=asking.evidence,
+        node_checks=asking.node_checks,
+        idle_checks=asking.idle_checks,
+        missing_gpus=asking.missing_gpus,
         bookkeeper=Bookkeeper(
             store,
-            watching,
+            judging.watcher,
             fleet,
             clock,
             config.accounts,
-            lambda why: counters.accounts_dropped.labels(why).inc(),
-            share.mine,
+            lambda why: dropped.labels(why).inc(),
+            judging.share.mine,
         ),
-        archive=archive,
-        job_sources=sources,
+        archive=records.archive,
+        job_sources=judging.job_sources,
         leadership=leadership,
-        cells=cells,
+        cells=judging.cells,
         stands_by=forwarding is not None,
-        places=places,
+        places=judging.places,
     )
+
+
+def _register_collectors(services: Services, records: _Records, judging: _Judging) -> None:
+    """Have the server's metrics read from its parts whenever they are asked for."""
+    config, clock, fleet, outlook = services.config, services.clock, services.fleet, services.outlook
+    kept, register = records.history, services.telemetry.registry.register
     for collector in (
-        FleetCollector(fleet, clock.now_s, fresh_s),
+        FleetCollector(fleet, clock.now_s, config.ingest.fresh_s),
         HistoryCollector(
             lambda: kept.journal.waiting_bytes,
             lambda: kept.dropped_by_retention,
@@ -383,36 +548,36 @@ def _build(
         ),
         LevelsCollector(kept.segment_store),
         BlindCollector(outlook.blind),
-        watching.tick_seconds,
+        services.watcher.tick_seconds,
         ProcessCollector(registry=None),
-        ServerHostCollector(folder),
+        ServerHostCollector(records.folder),
         JobCollector(outlook.courses, clock),
         DropsCollector(outlook.drops),
         LatestCollector(lambda: outlook.latest(config.series_max)),
     ):
-        counters.registry.register(collector)
-    if forwarding is None and share.mine(NO_JOB):  # of one site each alert is raised by one server
-        for of_records in (
-            IncidentCollector(store.open_incidents, outlook.incident_counts),
-            IncidentListCollector(store, clock),
-            DeliveryCollector(store, clock),
-            AccountsCollector(archive),
-            ResponseCollector(archive, clock),
-            FleetBudgetCollector(store, outlook.policy, fleet_size, clock),
-            PlaceCollector(store, fleet, places, clock, fresh_s),
-        ):
-            counters.registry.register(of_records)
-    if leadership is not None:
-        counters.registry.register(LeaseCollector(leadership))
-    if asked:
-        counters.registry.register(JobSourceCollector(sources.ages_s, sources.counts))
-    if certificates is not None:
-        counters.registry.register(CertificateCollector(certificates))
-    heartbeat = Heartbeat(store, services.doctor, clock, config.webhooks.heartbeat_s, config.public_url)
-    ping = LeaderPing(store, signal, clock, counters, config.records.lease_s)
-    joint = JointAnswers(cells, store, config.tls) if cells is not None and forwarding is None else None
-    to_cells = raw_http.server_client(CELL_ANSWER_S) if joint is not None else None
-    return _Parts(services, store, kept, webhook, outbox, ping, heartbeat, forwarding, joint, to_cells)
+        register(collector)
+    if not services.stands_by and judging.share.mine(NO_JOB):  # of one site each alert is raised by one server
+        for of_records in _collectors_of_records(services, judging.fleet_size):
+            register(of_records)
+    if services.leadership is not None:
+        register(LeaseCollector(services.leadership))
+    if services.job_sources.counts():
+        register(JobSourceCollector(services.job_sources.ages_s, services.job_sources.counts))
+    if services.certificates is not None:
+        register(CertificateCollector(services.certificates))
+
+
+def _collectors_of_records(services: Services, fleet_size: Callable[[], int]) -> tuple[Collector, ...]:
+    store, clock, archive, outlook = services.store, services.clock, services.archive, services.outlook
+    return (
+        IncidentCollector(store.open_incidents, outlook.incident_counts),
+        IncidentListCollector(store, clock),
+        DeliveryCollector(store, clock),
+        AccountsCollector(archive),
+        ResponseCollector(archive, clock),
+        FleetBudgetCollector(store, outlook.policy, fleet_size, clock),
+        PlaceCollector(store, services.fleet, services.places, clock, services.config.ingest.fresh_s),
+    )
 
 
 def _life(parts: _Parts, reload: Reload) -> AbstractAsyncContextManager[None]:
@@ -475,33 +640,11 @@ def _life(parts: _Parts, reload: Reload) -> AbstractAsyncContextManager[None]:
     return life()
 
 
-def _fleet_size(fleet: Fleet, cells: Cells | None) -> Callable[[], int]:
-    """Return what counts the vouched nodes that were heard, by all cells."""
-    return (lambda: fleet.vouched_count) if cells is None else (lambda: fleet.vouched_count + cells.nodes_of_others())
-
-
 def _of_the_site(parts: _Parts) -> tuple[tuple[str, Callable[[], Awaitable[None]]], ...]:
     """Return what only one server of a site does: that of the default cell, where there are several."""
     if parts.services.cells is not None and not parts.services.cells.is_default:
         return ()
     return ("outbox", parts.outbox.run), ("heartbeat", parts.heartbeat.run)
-
-
-def _sign_in(
-    config: ServerConfig, clock: Clock, store: Store, tokens: Tokens, counters: Telemetry
-) -> tuple[People, Provider | None]:
-    settings, provider = config.sign_in, None
-
-    def refused(reason: str) -> None:
-        counters.sign_in_refused.labels(reason).inc()
-
-    if settings.provider.issuer:
-        from eagle_eye.server.security.provider import Provider
-
-        prepare_record_types()
-        provider = Provider(settings.provider, config.public_url + credentials.CALLBACK, clock, refused)
-    proxy = Proxy(settings.proxy, refused) if settings.proxy.user_header else None
-    return People(settings, store, tokens, proxy, None if provider is None else provider.session), provider
 
 
 async def _judge(parts: _Parts) -> None:
