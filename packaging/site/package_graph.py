@@ -17,7 +17,7 @@ PORTIONS = (
     *("schema", "agent", "detectors", "server", "orchestrators", "checks", "cli", "demo", "simulator", "learning"),
     *("checkpoint", "planning", "client", "traces"),
 )
-WIRING = ("app", "command", "process", "reload")  # what puts the server together, as one
+WIRING = ("app", "command", "parts", "process", "reload")  # what puts the server together, as one
 
 Edges = set[tuple[str, str]]
 

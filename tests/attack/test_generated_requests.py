@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from eagle_eye.server.app import Services
 from eagle_eye.server.delivery.webhook import Target, parse_url
 from eagle_eye.server.model.errors import TargetRefused
+from eagle_eye.server.parts import Services
 from eagle_eye.server.security import auth
 from eagle_eye.server.store.store import Change
 from eagle_eye.server.web.dispatcher import Dispatcher

@@ -24,7 +24,7 @@ from eagle_eye.schema.frame import CONTENT_TYPE, Frame, Rank, block, encode_fram
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.schema.rows import decode_template, read_row, template_of_row
 from eagle_eye.server import config as configuration
-from eagle_eye.server.app import Services, WatcherFactory, build_watcher, create_app
+from eagle_eye.server.app import create_app
 from eagle_eye.server.command import connection_options
 from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.engine.judgement import AttemptCheckpoints, SchedulerReports
@@ -37,6 +37,7 @@ from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.errors import StoreUnavailable
 from eagle_eye.server.model.records import Action, Incident, Job, NewsSilence, OutboundEvent, Subscription
 from eagle_eye.server.monitor.watcher import IncidentCounts, JobProgress, JobShare, Latest, StepProgress
+from eagle_eye.server.parts import Services, WatcherFactory, build_watcher
 from eagle_eye.server.store.sql_store import RECORDS_FILE, SqlStore, open_file
 from eagle_eye.server.telemetry import logs
 from eagle_eye.server.telemetry.counters import Latencies

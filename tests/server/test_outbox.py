@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from eagle_eye.server.delivery.attempts import ACTION_PLACES, Message, Outcome, Receipt, WebhookSettings, after, again
 from eagle_eye.server.delivery.events import ping
 from eagle_eye.server.delivery.message_formats import AlertmanagerApi
-from eagle_eye.server.delivery.outbox import AlertRefresh, Outbox
+from eagle_eye.server.delivery.outbox import AlertRefresh, Outbox, Senders
 from eagle_eye.server.delivery.webhook import Targets
 from eagle_eye.server.model.clock import Clock, SystemClock
 from eagle_eye.server.model.errors import IllegalTransition
@@ -100,8 +100,8 @@ def bench_of(
     targets = Targets(settings, clock)
     form = AlertmanagerApi("http://eagle.example", "", settings.alert_refresh_s)
     refresh = AlertRefresh(store, notifier, form, targets, settings, clock, telemetry, jitter=lambda: 0.5)
-    sending = (store, notifier, settings, clock, telemetry, signal, 3600.0, targets, refresh)
-    outbox = Outbox(*sending, jitter=lambda: 0.5, rise_above=rise_above)
+    senders = Senders(notifier, targets, refresh, rise_above)
+    outbox = Outbox(store, senders, settings, clock, telemetry, signal, 3600.0, jitter=lambda: 0.5)
     return Bench(store, clock, notifier, outbox, refresh, telemetry, signal)
 
 

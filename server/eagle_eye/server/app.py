@@ -1,28 +1,22 @@
-"""The server put together: parts, endpoints, and what runs beside them. Wiring only."""
+"""The server as an application: its endpoints, and what runs beside them. Wiring only."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import os
 import random
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import httpx
 from fastapi import APIRouter, FastAPI
-from prometheus_client import ProcessCollector
 
 from eagle_eye.schema.frame import Frame
-from eagle_eye.schema.record_types import prepare_record_types
 from eagle_eye.server import process
-from eagle_eye.server.accounts.archive import AccountsCollector, Archive, ResponseCollector
-from eagle_eye.server.accounts.bookkeeper import Bookkeeper
 from eagle_eye.server.admin.data_folder import Integrity
 from eagle_eye.server.api import (
     accounts,
@@ -40,142 +34,31 @@ from eagle_eye.server.api import (
     requests,
     silences,
 )
-from eagle_eye.server.api.overview import PlaceCollector
-from eagle_eye.server.api.requests import OpenStreams
-from eagle_eye.server.api.visibility import JobOwners
-from eagle_eye.server.charts.reading import Turns
-from eagle_eye.server.config import ServerConfig, is_loopback, plain_text
-from eagle_eye.server.delivery.message_formats import formats
-from eagle_eye.server.delivery.outbox import AlertRefresh, DeliveryCollector, LeaderPing, Outbox
-from eagle_eye.server.delivery.webhook import Guard, Resolve, Targets, Webhook, system_resolver
-from eagle_eye.server.engine.idle_faults import NO_JOB
-from eagle_eye.server.history.embedded_history import EmbeddedHistory, HistoryCollector, LevelsCollector
-from eagle_eye.server.history.history import LATE_S, History
-from eagle_eye.server.history.remote_store import RemoteStore
-from eagle_eye.server.history.settings import fed_from
+from eagle_eye.server.config import ServerConfig
+from eagle_eye.server.delivery.webhook import Resolve, system_resolver
+from eagle_eye.server.history.history import LATE_S
 from eagle_eye.server.ingest.decoding import RowsReader, Templates, UnknownThings
-from eagle_eye.server.ingest.fleet import Fleet, FleetCollector, Resends, Vouchers
-from eagle_eye.server.ingest.frames import Ingest, RowsIngest
+from eagle_eye.server.ingest.fleet import Fleet
+from eagle_eye.server.ingest.frames import AgentAnswers, FrameSinks, Ingest, RowsIngest
 from eagle_eye.server.ingest.remote_write import mapping
-from eagle_eye.server.ingest.remote_write.endpoint import OTHER_CELLS_ANSWER_S as CELL_ANSWER_S
 from eagle_eye.server.ingest.remote_write.endpoint import PATH as WRITE_PATH
-from eagle_eye.server.ingest.remote_write.endpoint import NodeJobs, OtherCells, RemoteWrite
+from eagle_eye.server.ingest.remote_write.endpoint import NodeJobs, OtherCells, RemoteWrite, WriteStages
 from eagle_eye.server.ingest.remote_write.intake import RemoteWriteIntake
 from eagle_eye.server.ingest.remote_write.keeper import CodeMemory, Keeper, known_interval_s
-from eagle_eye.server.jobs.keeper import JobSourceCollector, JobSources, sources_of
 from eagle_eye.server.model.batch import Batch
 from eagle_eye.server.model.clock import Clock, SystemClock
-from eagle_eye.server.model.identity import Clusters, Naming
+from eagle_eye.server.model.identity import Naming
 from eagle_eye.server.model.records import AuditEntry
-from eagle_eye.server.monitor.cells import Cells
-from eagle_eye.server.monitor.metrics import (
-    BlindCollector,
-    DropsCollector,
-    FleetBudgetCollector,
-    IncidentCollector,
-    IncidentListCollector,
-    JobCollector,
-    LatestCollector,
-    LeaseCollector,
-)
-from eagle_eye.server.monitor.readiness import (
-    Doctor,
-    Heartbeat,
-    coverage_note,
-    identity_note,
-    remote_write_note,
-    replication_note,
-)
-from eagle_eye.server.monitor.recall import KnownNodes, recent_past
-from eagle_eye.server.monitor.watcher import ALL_JOBS, JobShare, Outlook, Watcher
+from eagle_eye.server.monitor.recall import recent_past
+from eagle_eye.server.parts import ServerParts, Services, WatcherFactory, build, build_watcher
 from eagle_eye.server.process import keep_running
 from eagle_eye.server.reload import Reload
-from eagle_eye.server.requests.evidence import EVIDENCE_FOLDER, Bundles, EvidenceRequests
-from eagle_eye.server.requests.idle_incidents import MissingGpus
-from eagle_eye.server.requests.node_checks import IdleChecks, NodeChecks
-from eagle_eye.server.security.auth import Limits, Tokens
-from eagle_eye.server.security.people import People, Proxy
-from eagle_eye.server.security.tls import CertificateCollector, Certificates
-from eagle_eye.server.site_files import ModelFile, Places, keep_model_current, read_places, read_topology
-from eagle_eye.server.store.leadership import HEARD_LEASES, Leadership
-from eagle_eye.server.store.sql_store import SqlStore, open_records
-from eagle_eye.server.store.store import Change, ChangeSignal, Store
-from eagle_eye.server.telemetry.counters import ServerHostCollector, Telemetry
-from eagle_eye.server.transport import raw_http
+from eagle_eye.server.site_files import ModelFile, keep_model_current
+from eagle_eye.server.store.leadership import Leadership
+from eagle_eye.server.store.store import Change
 from eagle_eye.server.web.dispatcher import Dispatcher
-from eagle_eye.server.web.forwarding import Forwarding, JointAnswers, UnreachedNodes
 
-if TYPE_CHECKING:
-    from eagle_eye.server.security.provider import Provider  # its cryptography takes time and memory
-
-WatcherFactory = Callable[[ServerConfig, Store, Clock], Watcher]
-
-
-@dataclass
-class Services:
-    """The parts of one running server. Each endpoint, and whatever else is handed them, says which it needs."""
-
-    config: ServerConfig
-    clock: Clock
-    store: Store
-    history: History
-    fleet: Fleet
-    known_nodes: KnownNodes
-    tokens: Tokens
-    people: People
-    job_owners: JobOwners
-    provider: Provider | None  # None: nobody signs in here
-    limits: Limits
-    resends: Resends
-    certificates: Certificates | None  # None: plain HTTP
-    telemetry: Telemetry
-    watcher: Watcher
-    outlook: Outlook
-    doctor: Doctor
-    guard: Guard
-    signal: ChangeSignal
-    evidence_requests: EvidenceRequests
-    remote_store: RemoteStore
-    node_checks: NodeChecks
-    idle_checks: IdleChecks
-    missing_gpus: MissingGpus
-    bookkeeper: Bookkeeper
-    archive: Archive
-    job_sources: JobSources
-    leadership: Leadership | None  # None: the records are this server's alone
-    cells: Cells | None  # likewise
-    stands_by: bool  # even once it has the lease: then it ends, and the leader's services begin
-    places: Places = field(default_factory=Places)  # as the site's file had them at the start
-    turns: Turns = field(default_factory=Turns)  # of those who have charts drawn
-    open_streams: OpenStreams = field(default_factory=OpenStreams)
-    open_recordings: OpenStreams = field(default_factory=OpenStreams)
-    open_uploads: OpenStreams = field(default_factory=OpenStreams)
-    # Set when the server is asked to stop: readers of /api/v1/events are let go then, or it would wait for them.
-    stopping: threading.Event = field(default_factory=threading.Event)
-
-
-class _Parts(NamedTuple):
-    services: Services
-    store: SqlStore
-    history: EmbeddedHistory
-    webhook: Webhook
-    outbox: Outbox
-    leader_ping: LeaderPing
-    heartbeat: Heartbeat
-    forwarding: Forwarding | None  # None unless this server stands by
-    joint: JointAnswers | None  # None where the records are this server's alone, or it stands by
-    to_cells: httpx.AsyncClient | None  # brings remote writes to other cells; None as above
-
-
-def build_watcher(config: ServerConfig, store: Store, clock: Clock) -> Watcher:
-    """Return the detection loop."""
-    from eagle_eye.server.engine.engine import Engine
-    from eagle_eye.server.monitor.detection_loop import DetectionLoop
-
-    engine = Engine(config.detection, watching_since_s=clock.now_s())
-    if config.topology_file:
-        engine.observe_topology(read_topology(Path(config.topology_file)))
-    return DetectionLoop(engine, store, clock, config.policy, config.public_url, config.evidence)
+Work = tuple[str, Callable[[], Awaitable[None]]]  # by name
 
 
 def create_app(
@@ -195,24 +78,39 @@ def create_app(
     when the certificate is of no use.
     """
     clock = clock or SystemClock()
-    parts = _build(config, clock, watcher, resolve or system_resolver(), jitter, leadership)
+    parts = build(config, clock, watcher, resolve or system_resolver(), jitter, leadership)
     services = parts.services
     templates = Templates(services.history.template)
     if parts.forwarding is None:
-        if services.cells is not None:
-            services.cells.begin(services.doctor.own_problem)
-        forgotten_s = services.known_nodes.recover(services.history)
-
-        def past(fleet: Fleet | None = None) -> Iterator[tuple[Frame, float] | Batch]:
-            since_s, frames_max = clock.now_s() - config.detection.window_s, config.history.replay_frames_max
-            return recent_past(services.history, fleet, templates, forgotten_s, since_s, frames_max)
-
-        services.watcher.recover(past(services.fleet))
-        services.fleet.keep_names(clock.now_s())
-        services.watcher.follow(services.resends, past)
-        if leadership is not None:  # another server may have led until now
-            services.resends.expect(services.fleet.unheard(clock.now_s() - LATE_S))
+        _read_back(services, templates)
     reload = Reload(services, reread or (lambda: config))
+    api = _api(services, lambda: _life(parts, reload))
+
+    parts.history.journal.templates.listen(templates.take_used, templates.forget)
+    services.fleet.when_forgotten(templates.expel)
+    takers = _frames(services, templates), _remote_write(services, parts.to_cells)
+    return Dispatcher(api, *takers, services, reload.request_reload, parts.forwarding, parts.joint)
+
+
+def _read_back(services: Services, templates: Templates) -> None:
+    """Show the recent past to those who judge; first of all, which jobs are this server's."""
+    config, clock = services.config, services.clock
+    if services.cells is not None:
+        services.cells.begin(services.doctor.own_problem)
+    forgotten_s = services.known_nodes.recover(services.history)
+
+    def past(fleet: Fleet | None = None) -> Iterator[tuple[Frame, float] | Batch]:
+        since_s, frames_max = clock.now_s() - config.detection.window_s, config.history.replay_frames_max
+        return recent_past(services.history, fleet, templates, forgotten_s, since_s, frames_max)
+
+    services.watcher.recover(past(services.fleet))
+    services.fleet.keep_names(clock.now_s())
+    services.watcher.follow(services.resends, past)
+    if services.leadership is not None:  # another server may have led until now
+        services.resends.expect(services.fleet.unheard(clock.now_s() - LATE_S))
+
+
+def _api(services: Services, life: Callable[[], AbstractAsyncContextManager[None]]) -> FastAPI:
     api = FastAPI(
         title="Eagle Eye",
         version=version("eagle-eye"),
@@ -220,18 +118,14 @@ def create_app(
         docs_url=None,
         openapi_url=None,  # description.py serves it
         redoc_url=None,
-        lifespan=lambda _: _life(parts, reload),
+        lifespan=lambda _: life(),
     )
     api.state.services = services
     requests.answer_problems(api, services.telemetry)
     api.router.routes.extend(_endpoints().routes)
     nvrx.install(api)
     description.describe(api)
-
-    parts.history.journal.templates.listen(templates.take_used, templates.forget)
-    services.fleet.when_forgotten(templates.expel)
-    takers = _frames(services, templates), _remote_write(services, parts.to_cells)
-    return Dispatcher(api, *takers, services, reload.request_reload, parts.forwarding, parts.joint)
+    return api
 
 
 @functools.cache
@@ -249,179 +143,7 @@ def _endpoints() -> APIRouter:
     return router
 
 
-def _build(
-    config: ServerConfig,
-    clock: Clock,
-    watcher: WatcherFactory,
-    resolve: Resolve,
-    jitter: Callable[[], float],
-    leadership: Leadership | None,
-) -> _Parts:
-    folder = Path(config.data_dir)
-    forwarding = None
-    heard_s = HEARD_LEASES * config.records.lease_s
-    if leadership is not None and not leadership.leads:
-        unreached = UnreachedNodes(heard_s, clock.monotonic_s)
-        forwarding = Forwarding(lambda: leadership.leader_url, config.tls, unreached)
-    store = open_records(config.records, folder, leadership)
-    settings = fed_from(config.history, config.remote_store)
-    kept = EmbeddedHistory(folder, settings, config.ingest.pending_bytes_max, clock, config.detection.window_s)
-    counters = Telemetry()
-    places = read_places(Path(config.topology_file)) if config.topology_file else Places()
-    vouchers = Vouchers(places.rack_of_node.keys() | places.switch_of_node.keys())
-    fleet = Fleet(config.ingest.nodes_max, vouchers, Clusters(config.identity.cluster))
-    if leadership is not None:
-        heard = (lambda: fleet.counts(clock.now_s(), heard_s)[1]) if forwarding is None else forwarding.unreached.count
-        leadership.count_nodes(heard)
-    signal = ChangeSignal()
-    store.listen(signal.notify)
-    watching = watcher(config, store, clock)
-    cells = Cells(config.records.cell, store, leadership, clock, fleet, watching) if leadership is not None else None
-    share: JobShare = cells or ALL_JOBS
-    fleet_size = _fleet_size(fleet, cells)
-    watching.judge_share(share)
-    watching.count_fleet(fleet_size)
-    outlook = Outlook(watching)
-    guard = Guard(config.webhooks.allow_private, resolve)
-    epoch = (lambda: 0) if leadership is None else (lambda: leadership.epoch)
-    shapes = formats(config.public_url, config.webhooks, epoch, config.records.lease_s)
-    webhook = Webhook(guard, shapes.by_name())
-    targets = Targets(config.webhooks, clock)
-    refresh = AlertRefresh(store, webhook, shapes.alertmanager_api, targets, config.webhooks, clock, counters)
-    retention_s = config.history.records_retention_s
-    rise_above: Callable[[int], int | None] = (lambda _: None) if leadership is None else leadership.rise_above
-    sending = (store, webhook, config.webhooks, clock, counters, signal, retention_s, targets, refresh)
-    outbox = Outbox(*sending, jitter, rise_above)
-    tick_s, fresh_s = config.detection.tick_s, config.ingest.fresh_s
-    asked = sources_of(config.job_sources, clock, os.environ)
-    patience_s = config.job_sources.patience_s
-    sources = JobSources(asked, patience_s, store, clock, fleet, watching, counters, mine=share.mine)
-    archive = Archive(store, clock, config.accounts.hindsight_s)
-    certificates = Certificates(config.tls, clock) if config.tls.certificate_file else None
-    without = plain_text(config)
-    resends = Resends(
-        clock.now_s(),
-        config.detection.window_s,
-        config.history.replay_frames_max,
-        lambda: fleet.known_count,
-        clock.monotonic_s,
-    )
-    notes = {
-        "tls": (lambda: without) if certificates is None else certificates.ending,
-        "windows": resends.problem,
-        "coverage": lambda: coverage_note(fleet, outlook, clock.now_s(), fresh_s),
-        "identity": lambda: identity_note(fleet, clock.now_s()),
-        "remote_write": lambda: remote_write_note(fleet, clock.now_s()),
-        "replication": lambda: replication_note(leadership, outlook.policy(), async_ok=config.records.async_ok),
-    }
-    # What comes from loopback comes from everybody where a proxy on this machine passes it on.
-    is_open = is_loopback(config.listen) and not config.sign_in.on
-    tokens = Tokens(store, clock, is_open, certified=bool(config.tls.client_ca_file))
-    people, provider = _sign_in(config, clock, store, tokens, counters)
-    services = Services(
-        config=config,
-        clock=clock,
-        store=store,
-        history=kept,
-        fleet=fleet,
-        known_nodes=KnownNodes(store, fleet, clock, fresh_s, counters.failures.labels("node").inc),
-        tokens=tokens,
-        people=people,
-        job_owners=JobOwners(store, fleet),
-        provider=provider,
-        limits=Limits(config.limits, clock, lambda by: counters.rate_limited.labels(by).inc()),
-        resends=resends,
-        certificates=certificates,
-        telemetry=counters,
-        watcher=watching,
-        outlook=outlook,
-        doctor=Doctor(
-            *(
-                store,
-                kept,
-                watching,
-                outlook,
-                fleet,
-                counters,
-                clock,
-                tick_s,
-                fresh_s,
-                sources.problem,
-                notes,
-                leadership,
-            ),
-            *(() if cells is None else (cells.problem, cells.agents_due)),
-        ),
-        guard=guard,
-        signal=signal,
-        remote_store=RemoteStore(folder, config.remote_store, clock, counters.registry),
-        evidence_requests=EvidenceRequests(store, Bundles(folder / EVIDENCE_FOLDER), config.evidence, clock),
-        node_checks=NodeChecks(
-            store, clock, outlook.policy, lambda state: counters.node_checks.labels(state).inc(), config.public_url
-        ),
-        idle_checks=IdleChecks(store, clock, fleet, config.idle_checks, outlook.policy, watching.courses),
-        missing_gpus=MissingGpus(store, clock, fleet, outlook.policy, config.public_url),
-        bookkeeper=Bookkeeper(
-            store,
-            watching,
-            fleet,
-            clock,
-            config.accounts,
-            lambda why: counters.accounts_dropped.labels(why).inc(),
-            share.mine,
-        ),
-        archive=archive,
-        job_sources=sources,
-        leadership=leadership,
-        cells=cells,
-        stands_by=forwarding is not None,
-        places=places,
-    )
-    for collector in (
-        FleetCollector(fleet, clock.now_s, fresh_s),
-        HistoryCollector(
-            lambda: kept.journal.waiting_bytes,
-            lambda: kept.dropped_by_retention,
-            lambda: kept.problem() is None,
-            kept.segment_store.size,
-            lambda: kept.segment_store.set_aside_total,
-            lambda: kept.compaction.failures,
-        ),
-        LevelsCollector(kept.segment_store),
-        BlindCollector(outlook.blind),
-        watching.tick_seconds,
-        ProcessCollector(registry=None),
-        ServerHostCollector(folder),
-        JobCollector(outlook.courses, clock),
-        DropsCollector(outlook.drops),
-        LatestCollector(lambda: outlook.latest(config.series_max)),
-    ):
-        counters.registry.register(collector)
-    if forwarding is None and share.mine(NO_JOB):  # of one site each alert is raised by one server
-        for of_records in (
-            IncidentCollector(store.open_incidents, outlook.incident_counts),
-            IncidentListCollector(store, clock),
-            DeliveryCollector(store, clock),
-            AccountsCollector(archive),
-            ResponseCollector(archive, clock),
-            FleetBudgetCollector(store, outlook.policy, fleet_size, clock),
-            PlaceCollector(store, fleet, places, clock, fresh_s),
-        ):
-            counters.registry.register(of_records)
-    if leadership is not None:
-        counters.registry.register(LeaseCollector(leadership))
-    if asked:
-        counters.registry.register(JobSourceCollector(sources.ages_s, sources.counts))
-    if certificates is not None:
-        counters.registry.register(CertificateCollector(certificates))
-    heartbeat = Heartbeat(store, services.doctor, clock, config.webhooks.heartbeat_s, config.public_url)
-    ping = LeaderPing(store, signal, clock, counters, config.records.lease_s)
-    joint = JointAnswers(cells, store, config.tls) if cells is not None and forwarding is None else None
-    to_cells = raw_http.server_client(CELL_ANSWER_S) if joint is not None else None
-    return _Parts(services, store, kept, webhook, outbox, ping, heartbeat, forwarding, joint, to_cells)
-
-
-def _life(parts: _Parts, reload: Reload) -> AbstractAsyncContextManager[None]:
+def _life(parts: ServerParts, reload: Reload) -> AbstractAsyncContextManager[None]:
     @asynccontextmanager
     async def life() -> AsyncIterator[None]:
         services = parts.services
@@ -434,30 +156,7 @@ def _life(parts: _Parts, reload: Reload) -> AbstractAsyncContextManager[None]:
             services.telemetry.failures.labels(part).inc()
 
         tasks = [
-            asyncio.create_task(keep_running(name, work, failed), name=name)
-            for name, work in (
-                ("detection", lambda: _judge(parts)),
-                *(() if services.cells is None else (("cells", services.cells.run),)),
-                *_of_the_site(parts),
-                ("model", lambda: _follow_model(services)),
-                ("evidence", services.evidence_requests.run),
-                ("node checks", services.node_checks.run),
-                ("idle checks", services.idle_checks.run),
-                ("missing GPUs", services.missing_gpus.run),
-                ("accounts", services.bookkeeper.run),
-                ("reload", reload.run),
-                ("job_sources", services.job_sources.run),
-                ("integrity", Integrity(Path(services.config.data_dir), parts.store, parts.history).run),
-            )
-            if parts.forwarding is None
-        ]
-        tasks += [
-            asyncio.create_task(keep_running(name, work, failed), name=name)
-            for name, work in (
-                ("certificates", lambda: _follow_certificates(services)),
-                ("garbage", process.collect_young),
-                ("memory", process.trim_heap),
-            )
+            asyncio.create_task(keep_running(name, work, failed), name=name) for name, work in _work(parts, reload)
         ]
         try:
             yield
@@ -465,52 +164,62 @@ def _life(parts: _Parts, reload: Reload) -> AbstractAsyncContextManager[None]:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            services.signal.detach()
-            await parts.webhook.close()
-            if services.provider is not None:
-                await services.provider.close()
-            for to_others in (parts.forwarding, parts.joint):
-                if to_others is not None:
-                    await to_others.close()
-            if parts.to_cells is not None:
-                await parts.to_cells.aclose()
-            await asyncio.to_thread(services.remote_store.close)
-            await asyncio.to_thread(parts.history.close)
-            parts.store.close()
+            await _close(parts)
 
     return life()
 
 
-def _fleet_size(fleet: Fleet, cells: Cells | None) -> Callable[[], int]:
-    """Return what counts the vouched nodes that were heard, by all cells."""
-    return (lambda: fleet.vouched_count) if cells is None else (lambda: fleet.vouched_count + cells.nodes_of_others())
+def _work(parts: ServerParts, reload: Reload) -> tuple[Work, ...]:
+    """Return what runs beside the endpoints, by name; a server that stands by judges nothing and asks for nothing."""
+    services = parts.services
+    of_each: tuple[Work, ...] = (
+        ("certificates", lambda: _follow_certificates(services)),
+        ("garbage", process.collect_young),
+        ("memory", process.trim_heap),
+    )
+    if parts.forwarding is not None:
+        return of_each
+    return (
+        ("detection", lambda: _judge(parts)),
+        *(() if services.cells is None else (("cells", services.cells.run),)),
+        *_of_the_site(parts),
+        ("model", lambda: _follow_model(services)),
+        ("evidence", services.evidence_requests.run),
+        ("node checks", services.node_checks.run),
+        ("idle checks", services.idle_checks.run),
+        ("missing GPUs", services.missing_gpus.run),
+        ("accounts", services.bookkeeper.run),
+        ("reload", reload.run),
+        ("job_sources", services.job_sources.run),
+        ("integrity", Integrity(Path(services.config.data_dir), parts.store, parts.history).run),
+        *of_each,
+    )
 
 
-def _of_the_site(parts: _Parts) -> tuple[tuple[str, Callable[[], Awaitable[None]]], ...]:
+async def _close(parts: ServerParts) -> None:
+    services = parts.services
+    services.signal.detach()
+    await parts.webhook.close()
+    if services.provider is not None:
+        await services.provider.close()
+    for to_others in (parts.forwarding, parts.joint):
+        if to_others is not None:
+            await to_others.close()
+    if parts.to_cells is not None:
+        await parts.to_cells.aclose()
+    await asyncio.to_thread(services.remote_store.close)
+    await asyncio.to_thread(parts.history.close)
+    parts.store.close()
+
+
+def _of_the_site(parts: ServerParts) -> tuple[Work, ...]:
     """Return what only one server of a site does: that of the default cell, where there are several."""
     if parts.services.cells is not None and not parts.services.cells.is_default:
         return ()
     return ("outbox", parts.outbox.run), ("heartbeat", parts.heartbeat.run)
 
 
-def _sign_in(
-    config: ServerConfig, clock: Clock, store: Store, tokens: Tokens, counters: Telemetry
-) -> tuple[People, Provider | None]:
-    settings, provider = config.sign_in, None
-
-    def refused(reason: str) -> None:
-        counters.sign_in_refused.labels(reason).inc()
-
-    if settings.provider.issuer:
-        from eagle_eye.server.security.provider import Provider
-
-        prepare_record_types()
-        provider = Provider(settings.provider, config.public_url + credentials.CALLBACK, clock, refused)
-    proxy = Proxy(settings.proxy, refused) if settings.proxy.user_header else None
-    return People(settings, store, tokens, proxy, None if provider is None else provider.session), provider
-
-
-async def _judge(parts: _Parts) -> None:
+async def _judge(parts: ServerParts) -> None:
     """Judge, once subscribers know who leads; a server alone has no epoch to tell them."""
     leadership = parts.services.leadership
     cells = parts.services.cells
@@ -530,8 +239,8 @@ async def _judge(parts: _Parts) -> None:
 def _frames(services: Services, templates: Templates) -> Ingest:
     """Return what takes agents' frames."""
     config, limits = services.config.ingest, services.limits
-    unknown = UnknownThings(services.telemetry)
-    reader = RowsReader(templates, unknown, config.body_bytes_max, services.clock)
+    tokens, telemetry, clock = services.tokens, services.telemetry, services.clock
+    reader = RowsReader(templates, UnknownThings(telemetry), config.body_bytes_max, clock)
 
     def asked_of(node: str) -> list[dict[str, Any]]:
         return services.evidence_requests.asked_of(node) + services.node_checks.asked_of(node)
@@ -539,25 +248,13 @@ def _frames(services: Services, templates: Templates) -> Ingest:
     def has_requests() -> bool:
         return services.evidence_requests.has_requests() or services.node_checks.has_requests()
 
-    parts = (services.history, services.fleet, services.tokens, services.telemetry, services.clock)
-    observe, observe_rows, introduce = _observe(services), services.watcher.observe_rows, services.known_nodes.introduce
-    again, cells = (services.history.id, services.resends, services.watcher.observe), services.cells
-    rows = RowsIngest(
-        config,
-        *parts,
-        observe,
-        observe_rows,
-        introduce,
-        asked_of,
-        has_requests,
-        reader,
-        unknown,
-        *again,
-        None if cells is None else cells.elsewhere,
-        lambda: cells is not None and cells.several,
-    )
-    tokens, telemetry = services.tokens, services.telemetry
-    return Ingest(config, tokens, telemetry, services.clock, limits.check_frames, rows, reader)
+    watcher, cells = services.watcher, services.cells
+    sinks = FrameSinks(services.history, watcher.observe_rows, _observe(services), watcher.observe, services.resends)
+    answers = AgentAnswers(services.known_nodes.introduce, asked_of, has_requests)
+    if cells is not None:
+        answers = replace(answers, elsewhere=cells.elsewhere, several=lambda: cells.several)
+    rows = RowsIngest(config, tokens, telemetry, clock, reader, services.fleet, sinks, answers)
+    return Ingest(config, tokens, telemetry, clock, limits.check_frames, rows, reader)
 
 
 def _remote_write(services: Services, to_cells: httpx.AsyncClient | None) -> RemoteWrite:
@@ -587,21 +284,18 @@ def _remote_write(services: Services, to_cells: httpx.AsyncClient | None) -> Rem
         membership.job_of,
         codes,
     )
+    other_cells = None
+    if services.cells is not None and to_cells is not None:
+        other_cells = OtherCells(services.cells, membership.job_of, to_cells, WRITE_PATH, services.clock)
     return RemoteWrite(
         settings,
         services.config.ingest,
         services.tokens,
+        services.limits.check_remote_write,
         fleet,
-        intake,
-        keeper,
-        membership,
-        table.wanted,
+        WriteStages(table.wanted, membership, intake, keeper, other_cells),
         services.telemetry,
         services.clock,
-        services.limits.check_remote_write,
-        None
-        if services.cells is None or to_cells is None
-        else OtherCells(services.cells, membership.job_of, to_cells, WRITE_PATH, services.clock),
     )
 
 

@@ -25,11 +25,12 @@ from eagle_eye.schema.service import NotifySocket, watchdog_s, why_not_listening
 from eagle_eye.server import config as configuration
 from eagle_eye.server import process
 from eagle_eye.server.admin.data_folder import FolderLock, held, ready
-from eagle_eye.server.app import Services, create_app
+from eagle_eye.server.app import create_app
 from eagle_eye.server.config import ServerConfig
 from eagle_eye.server.history.embedded_history import HISTORY_FILE
 from eagle_eye.server.history.settings import of_earlier_versions
 from eagle_eye.server.jobs import keeper
+from eagle_eye.server.parts import Services
 from eagle_eye.server.store.leadership import Leadership
 from eagle_eye.server.store.sql_store import RECORDS_FILE, leadership_of, open_records
 from eagle_eye.server.telemetry import logs

@@ -24,7 +24,7 @@ from eagle_eye.schema.frame import CONTENT_TYPE, Frame, Rank, block
 from eagle_eye.schema.metrics import Scope
 from eagle_eye.schema.recording import BrokenStream, messages
 from eagle_eye.server.api import metric_history as api
-from eagle_eye.server.app import Services, create_app
+from eagle_eye.server.app import create_app
 from eagle_eye.server.backtest.run import Backtest, VerdictLine
 from eagle_eye.server.backtest.trace import Trace
 from eagle_eye.server.config import ServerConfig
@@ -34,6 +34,7 @@ from eagle_eye.server.history.history import Recorded, job_frames
 from eagle_eye.server.model.clock import Clock
 from eagle_eye.server.model.records import Gpu, Incident
 from eagle_eye.server.monitor.detection_loop import DetectionLoop
+from eagle_eye.server.parts import Services
 from eagle_eye.server.store.store import INCIDENTS, Change, Store
 from eagle_eye.server.web.dispatcher import Dispatcher
 from tests.server.builders import NOW, FakeClock, body, settings

@@ -14,7 +14,7 @@ from eagle_eye.schema.configuration import ConfigurationError
 from eagle_eye.schema.frame import Rank
 from eagle_eye.server.ingest.fleet import Fleet
 from eagle_eye.server.jobs import keeper as keeping
-from eagle_eye.server.jobs.keeper import JobSources
+from eagle_eye.server.jobs.keeper import JobSources, Schedulers
 from eagle_eye.server.jobs.source import ScheduledJob, ScheduledNode, Snapshot, SourceFailed
 from eagle_eye.server.model.records import Job, Node
 from eagle_eye.server.store.sql_store import open_file
@@ -62,7 +62,7 @@ class Site:
         """Take in all words, as the server would, until there are no more."""
         scheduler = Scheduler(list(words))
         parts = (self.store, self.clock, self.fleet, self.watcher, self.telemetry)
-        sources = JobSources([(scheduler, "")], 30.0, *parts, jitter=lambda: 0.0)
+        sources = JobSources(Schedulers([(scheduler, "")], 30.0), *parts, jitter=lambda: 0.0)
 
         async def follow() -> None:
             task = asyncio.create_task(sources.run())

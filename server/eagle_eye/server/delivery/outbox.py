@@ -11,6 +11,7 @@ import logging
 import random
 import secrets
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from msgspec.structs import replace
@@ -363,36 +364,43 @@ ResultT = TypeVar("ResultT")
 _log = logging.getLogger(__name__)
 
 
-class Outbox:
-    """Delivers pending deliveries from the store. ``jitter`` returns uniform numbers from 0 to 1.
+@dataclass(frozen=True, slots=True)
+class Senders:
+    """What makes an outbox's requests: ``notifier`` each delivery, in the order of ``targets``; ``refresh`` repeats.
 
     ``rise_above`` has this server lead under an epoch above the given one, and returns it; None where nothing changed.
     """
 
+    notifier: Notifier
+    targets: Targets
+    refresh: AlertRefresh
+    rise_above: Callable[[int], int | None] = lambda _: None
+
+
+class Outbox:
+    """Delivers pending deliveries from the store. ``jitter`` returns uniform numbers from 0 to 1."""
+
     def __init__(
         self,
         store: Store,
-        notifier: Notifier,
+        senders: Senders,
         settings: WebhookSettings,
         clock: Clock,
         telemetry: Telemetry,
         signal: ChangeSignal,
         retention_s: float,
-        targets: Targets,
-        refresh: AlertRefresh,
         jitter: Callable[[], float] = random.random,
-        rise_above: Callable[[int], int | None] = lambda _: None,
     ) -> None:
-        self._rise_above = rise_above
+        self._rise_above = senders.rise_above
         self._store = store
-        self._notifier = notifier
+        self._notifier = senders.notifier
         self._settings = settings
         self._clock = clock
         self._telemetry = telemetry
         self._signal = signal
         self._retention_s = retention_s
-        self._targets = targets
-        self._refresh = refresh
+        self._targets = senders.targets
+        self._refresh = senders.refresh
         self._jitter = jitter
         self._outcomes = DeliveryOutcomes(store, clock, telemetry)
         # One subscription takes at most half of a target's places, so that one that hangs leaves some to others.

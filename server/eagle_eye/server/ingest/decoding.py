@@ -293,13 +293,13 @@ class _One(NamedTuple):
 
 
 class RowsReader:
-    """Decodes bodies; on the event loop."""
+    """Decodes bodies; on the event loop. ``unknown`` counts what this server does not know in them."""
 
     def __init__(self, templates: Templates, unknown: UnknownThings, inflated_bytes_max: int, clock: Clock) -> None:
         self._clock = clock
         self._learns = Rates(keys_max=1)
         self._templates = templates
-        self._unknown = unknown
+        self.unknown = unknown
         self._inflated_bytes_max = inflated_bytes_max
 
     def inflated(self, body: bytes) -> bytes:
@@ -343,7 +343,7 @@ class RowsReader:
             resolved = known.resolved
             left_out = (*unknown_template_keys(raw), *filter(names_none, resolved.unknown))
             if left_out:
-                self._unknown.count_ignored(resolved.node, resolved.template.agent_version, Counter(left_out))
+                self.unknown.count_ignored(resolved.node, resolved.template.agent_version, Counter(left_out))
 
     def _one(self, row: bytes) -> _One:
         """Decode a row, or a whole frame among rows. Raises BadFrame, Refusal."""

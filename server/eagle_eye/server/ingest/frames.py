@@ -20,6 +20,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import compress, count, islice
 from typing import Any, TypeVar
@@ -42,7 +43,6 @@ from eagle_eye.server.ingest.decoding import (
     Authenticator,
     Request,
     RowsReader,
-    UnknownThings,
     Usual,
     belated,
     read_single_rows,
@@ -107,56 +107,71 @@ def group_every_s(rows: int, took_s: float, *, several: bool) -> float:
     return min(max(GROUP_ROWS * took_s / rows, GROUP_EVERY_S), most_s)
 
 
-class RowsIngest:
-    """Takes agents' requests.
+@dataclass(frozen=True, slots=True)
+class FrameSinks:
+    """Where frames go: ``history`` makes them durable, then the others see them.
 
-    ``observe_rows`` gets durable plain rows; ``observe(frame, received_s, offset_s)`` gets frames with anything else,
-    ``observe_again`` those that another server has taken before. ``journal`` is the history's name, for the answers.
-    ``asked_of(node)`` returns the requests that the answer passes to the node's agent. ``found(nodes)`` is awaited for
-    new nodes before their rows are acknowledged, or after that if more than NEW_NODES_AWAITED nodes are new at once.
-    ``elsewhere`` are nodes to send to another cell, with the URL of its leader, "" for none; each is told once.
-    ``several`` says whether there are several cells, so that this one has a part of the fleet.
+    ``observe_rows`` gets plain rows; ``observe(frame, received_s, offset_s)`` gets frames with anything else,
+    ``observe_again`` those that another server has taken before, whose requests ``resends`` counts.
     """
+
+    history: History
+    observe_rows: Callable[[Sequence[Batch]], None]
+    observe: Callable[[Frame, float, float], None]
+    observe_again: Callable[[Frame, float, float], None]
+    resends: Resends
+
+
+@dataclass(frozen=True, slots=True)
+class AgentAnswers:
+    """What agents' answers carry, and what they wait for.
+
+    ``asked_of(node)`` returns the requests that the answer passes to the node's agent; ``has_requests()`` says whether
+    there are any. ``found(nodes)`` is awaited for new nodes before their rows are acknowledged, or after that if more
+    than NEW_NODES_AWAITED nodes are new at once. ``elsewhere`` are nodes to send to another cell, with the URL of its
+    leader, "" for none; each is told once. ``several`` says whether there are several cells, so that this one has a
+    part of the fleet.
+    """
+
+    found: Callable[[list[str]], Awaitable[None]]
+    asked_of: Callable[[str], list[dict[str, Any]]]
+    has_requests: Callable[[], bool]
+    elsewhere: dict[str, str] = field(default_factory=dict)
+    several: Callable[[], bool] = bool
+
+
+class RowsIngest:
+    """Takes agents' requests."""
 
     def __init__(
         self,
         settings: IngestSettings,
-        history: History,
-        fleet: Fleet,
         auth: Authenticator,
         telemetry: Telemetry,
         clock: Clock,
-        observe: Callable[[Frame, float, float], None],
-        observe_rows: Callable[[Sequence[Batch]], None],
-        found: Callable[[list[str]], Awaitable[None]],
-        asked_of: Callable[[str], list[dict[str, Any]]],
-        has_requests: Callable[[], bool],
         reader: RowsReader,
-        unknown: UnknownThings,
-        journal: str,
-        resends: Resends,
-        observe_again: Callable[[Frame, float, float], None],
-        elsewhere: dict[str, str] | None = None,
-        several: Callable[[], bool] = bool,
+        fleet: Fleet,
+        sinks: FrameSinks,
+        answers: AgentAnswers,
     ) -> None:
         self._settings = settings
-        self._history = history
-        self._fleet = fleet
         self._auth = auth
         self._telemetry = telemetry
         self._clock = clock
-        self._observe = observe
-        self._observe_rows = observe_rows
-        self._found = found
-        self._asked_of = asked_of
-        self._has_requests = has_requests
         self._reader = reader
-        self._unknown = unknown
-        self._journal = b',"journal":"%b"' % journal.encode()
-        self._resends = resends
-        self._observe_again = observe_again
-        self._elsewhere = {} if elsewhere is None else elsewhere
-        self._several = several
+        self._unknown = reader.unknown
+        self._fleet = fleet
+        self._history = sinks.history
+        self._journal = b',"journal":"%b"' % sinks.history.id.encode()
+        self._observe_rows = sinks.observe_rows
+        self._observe = sinks.observe
+        self._observe_again = sinks.observe_again
+        self._resends = sinks.resends
+        self._found = answers.found
+        self._asked_of = answers.asked_of
+        self._has_requests = answers.has_requests
+        self._elsewhere = answers.elsewhere
+        self._several = answers.several
         self._gathered: list[_Taken] = []
         self._usual: list[Usual] = []
         self._rows = self._bytes = 0  # of what has gathered

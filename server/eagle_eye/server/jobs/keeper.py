@@ -74,32 +74,41 @@ class Health:
     reserved: frozenset[str] = frozenset()
 
 
+@dataclass(frozen=True, slots=True)
+class Schedulers:
+    """The sources to poll, each with the restart owner of its jobs.
+
+    A fault waits ``patience_s`` for their reports. Of their jobs, those that are ``mine`` are written.
+    """
+
+    sources: Sequence[tuple[JobSource, str]]
+    patience_s: float
+    mine: Callable[[str], bool] = lambda _: True
+
+
 class JobSources:
     """Polls each source at its interval, and sooner when a fault needs its report."""
 
     def __init__(
         self,
-        sources: Sequence[tuple[JobSource, str]],
-        patience_s: float,
+        schedulers: Schedulers,
         store: Store,
         clock: Clock,
         fleet: Fleet,
         watcher: Watcher,
         telemetry: Telemetry,
         jitter: Callable[[], float] = random.random,
-        mine: Callable[[str], bool] = lambda _: True,
     ) -> None:
-        """Take the sources, each with the restart owner of its jobs; of these, those that are ``mine`` are written."""
-        self._mine = mine
-        self._patience_s = patience_s
+        self._mine = schedulers.mine
+        self._patience_s = schedulers.patience_s
         self._store = store
         self._clock = clock
         self._fleet = fleet
         self._watcher = watcher
         self._telemetry = telemetry
         self._jitter = jitter
-        self._sooner = {source.name: asyncio.Event() for source, _ in sources}
-        self._healths = [Health(source, owner, clock.monotonic_s()) for source, owner in sources]
+        self._sooner = {source.name: asyncio.Event() for source, _ in schedulers.sources}
+        self._healths = [Health(source, owner, clock.monotonic_s()) for source, owner in schedulers.sources]
 
     async def run(self) -> None:
         """Follow all sources until cancelled."""

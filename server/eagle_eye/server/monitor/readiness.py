@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -103,44 +104,58 @@ def replication_note(leadership: Leadership | None, policy: PolicySettings, *, a
     )
 
 
-class Doctor:
-    """Checks the server's own health. ``check`` may be called from any thread. Notes that are "" are not shown.
+@dataclass(frozen=True, slots=True)
+class VitalParts:
+    """The server's parts without which nothing is judged."""
 
-    ``cells()`` says what is wrong with the other cells, None where there is none; ``agents_due()`` whether this server
-    should hear any agent at all.
+    store: Store
+    history: History
+    watcher: Watcher
+    outlook: Outlook
+    fleet: Fleet
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a server shares its site with.
+
+    ``job_sources()`` says what is wrong with the schedulers, ``cells()`` with the other cells, None where there is
+    none; ``agents_due()`` whether this server should hear any agent at all.
     """
+
+    job_sources: Callable[[], str | None] = lambda: None
+    leadership: Leadership | None = None
+    cells: Callable[[], str | None] = lambda: None
+    agents_due: Callable[[], bool] = lambda: True
+
+
+class Doctor:
+    """Checks the server's own health. ``check`` may be called from any thread. Notes that are "" are not shown."""
 
     def __init__(
         self,
-        store: Store,
-        history: History,
-        watcher: Watcher,
-        outlook: Outlook,
-        fleet: Fleet,
+        parts: VitalParts,
         telemetry: Telemetry,
         clock: Clock,
         tick_s: float,
         fresh_s: float,
-        job_sources: Callable[[], str | None] = lambda: None,
+        around: Surroundings,
         notes: Mapping[str, Callable[[], str]] = MappingProxyType({}),
-        leadership: Leadership | None = None,
-        cells: Callable[[], str | None] = lambda: None,
-        agents_due: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._store = store
-        self._history = history
-        self._watcher = watcher
-        self._outlook = outlook
-        self._fleet = fleet
+        self._store = parts.store
+        self._history = parts.history
+        self._watcher = parts.watcher
+        self._outlook = parts.outlook
+        self._fleet = parts.fleet
         self._telemetry = telemetry
         self._clock = clock
         self._loop_s = max(LOOP_TICKS * tick_s, LOOP_FLOOR_S)
         self._fresh_s = fresh_s
-        self._job_sources = job_sources
+        self._job_sources = around.job_sources
         self._notes = notes
-        self._leadership = leadership
-        self._cells = cells
-        self._agents_due = agents_due
+        self._leadership = around.leadership
+        self._cells = around.cells
+        self._agents_due = around.agents_due
         self._storage = "ok"
         self._probed_s: float | None = None
         self._lock = threading.Lock()

@@ -360,37 +360,45 @@ class WriterAuthenticator(Protocol):
         ...
 
 
-class RemoteWrite:
-    """The endpoint. ``admit(principal)`` raises Refusal 503 where requests come too often.
+@dataclass(frozen=True, slots=True)
+class WriteStages:
+    """What a request's samples pass through.
 
-    ``other_cells`` None: every job is this server's.
+    Only series of ``wanted`` names are decoded; ``membership`` knows their nodes' jobs, ``intake`` makes moments of
+    them, ``keeper`` makes these durable. ``other_cells`` None: every job is this server's.
     """
+
+    wanted: frozenset[bytes]
+    membership: NodeJobs
+    intake: RemoteWriteIntake
+    keeper: Keeper
+    other_cells: OtherCells | None = None
+
+
+class RemoteWrite:
+    """The endpoint. ``admit(principal)`` raises Refusal 503 where requests come too often."""
 
     def __init__(
         self,
         settings: RemoteWriteSettings,
         ingest: IngestSettings,
         auth: WriterAuthenticator,
+        admit: Callable[[Principal], None],
         fleet: Fleet,
-        intake: RemoteWriteIntake,
-        keeper: Keeper,
-        membership: NodeJobs,
-        wanted: frozenset[bytes],
+        stages: WriteStages,
         telemetry: Telemetry,
         clock: Clock,
-        admit: Callable[[Principal], None],
-        other_cells: OtherCells | None = None,
     ) -> None:
         self._admit = admit
-        self._other_cells = other_cells
+        self._other_cells = stages.other_cells
         self._settings = settings
         self._ingest = ingest
         self._auth = auth
         self._fleet = fleet
-        self._intake = intake
-        self._keeper = keeper
-        self._membership = membership
-        self._wanted = wanted
+        self._intake = stages.intake
+        self._keeper = stages.keeper
+        self._membership = stages.membership
+        self._wanted = stages.wanted
         self._telemetry = telemetry
         self._clock = clock
         self._decoding = asyncio.Semaphore(DECODING_MAX)
