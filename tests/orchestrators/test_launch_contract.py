@@ -23,7 +23,7 @@ class PlayedCoordinator:
         self.story = story
         self._requests = 100
 
-    def ask(self, make: Callable[[int], on.LaunchEvent]) -> str:
+    def request(self, make: Callable[[int], on.LaunchEvent]) -> str:
         self._requests += 1
         self.post(make(self._requests))
         for order in reversed(self.story.everything):

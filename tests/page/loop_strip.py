@@ -72,7 +72,7 @@ class KeptTimeline(DemoTimeline):
 
     told: list[tuple[str, float | None, str]] = field(default_factory=list)
 
-    def tell(self, stage: str, text: str, at_s: float | None = None, style: str = "") -> None:
+    def report_stage(self, stage: str, text: str, at_s: float | None = None, style: str = "") -> None:
         """Keep it, and write it as the demo does."""
         self.told.append((stage, None if self.fault_s is None or at_s is None else at_s - self.fault_s, text))
         DemoTimeline.report_stage(self, stage, text, at_s, style)

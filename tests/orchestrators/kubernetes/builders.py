@@ -122,7 +122,7 @@ class Cluster:
         others = [item for item in self.nodes[name]["status"].get("conditions") or () if item["type"] != new["type"]]
         self.nodes[name]["status"]["conditions"] = [*others, new]
 
-    def tell(self, config_map: str, namespace: str, key: str, text: str | None) -> bool:
+    def set_config_map_key(self, config_map: str, namespace: str, key: str, text: str | None) -> bool:
         self._ask(f"patch configmap {config_map} in {namespace}")
         if self.reported is not None:
             _merge(self.reported, {key: text})
