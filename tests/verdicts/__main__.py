@@ -162,6 +162,10 @@ def main() -> int:
         console = Console(stderr=True)
         for done in track(as_completed(waiting), "judging", len(waiting), console=console):
             name = waiting[done]
+            if (error := done.exception()) is not None:  # the others are still worth knowing
+                found[name] = "-"
+                console.print(f"{name}: {error!r}")
+                continue
             found[name] = digest(done.result())
             if args.lines is not None:
                 file = args.lines / f"{name.replace('/', '-')}.jsonl"
