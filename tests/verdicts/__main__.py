@@ -174,9 +174,10 @@ def main() -> int:
     if args.record:
         RECORD.write_text("".join(f"{name} {one}\n" for name, one in sorted({**known, **found}.items())))
         return 0
-    differing = sorted(name for name, one in found.items() if known.get(name) != one)
+    compared = found.keys() & known.keys()
+    differing = sorted(name for name in compared if known[name] != found[name])
     sys.stdout.write("".join(f"{name}\n" for name in differing))
-    sys.stdout.write(f"{len(differing)} of {len(found)} differ\n")
+    sys.stdout.write(f"{len(differing)} of {len(compared)} differ; {len(found) - len(compared)} have no record\n")
     return min(len(differing), 1)
 
 
