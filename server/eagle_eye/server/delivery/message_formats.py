@@ -15,7 +15,7 @@ from eagle_eye.schema.labels import figure, metric_label
 from eagle_eye.schema.times import unix_seconds
 from eagle_eye.server.delivery.attempts import Format, Message, WebhookSettings
 from eagle_eye.server.model.clock import rfc3339
-from eagle_eye.server.model.event_filters import severity
+from eagle_eye.server.model.event_filters import event_text, severity
 from eagle_eye.server.model.records import OutboundEvent, Subscription, WebhookFormat
 
 # The format "cloudevents": CloudEvents 1.0 in structured JSON.
@@ -106,10 +106,10 @@ def alerts_of(event: OutboundEvent, public_url: str, runbook_url: str) -> list[A
         raise ValueError(f"no alert stands for an event of type {event.type}")
     data = event.data
     over = event.type == schema.INCIDENT_RESOLVED
-    starts = _text(data, "onset") or time
+    starts = event_text(data, "onset") or time
     url = f"{public_url}/#/incidents/{quote(event.subject, safe='')}"
     labels = _labels(event, data)
-    ends = (_text(data, "ended") or time) if over else None
+    ends = (event_text(data, "ended") or time) if over else None
     alerts = [Alert(labels, _annotations(data, runbook_url), starts, ends, url)]
     before = data.get("was")
     if isinstance(before, Mapping):
@@ -128,7 +128,7 @@ def _labels(event: OutboundEvent, data: Mapping[str, Any]) -> dict[str, str]:
         "instance": node or event.job or event.subject,
         "incident_id": event.subject,
         "job": event.job,
-        "fault": _text(data, "fault"),
+        "fault": event_text(data, "fault"),
         "node": node,
         "severity": severity(data),
     }
@@ -138,12 +138,12 @@ def _labels(event: OutboundEvent, data: Mapping[str, Any]) -> dict[str, str]:
 
 def _annotations(data: Mapping[str, Any], runbook_url: str) -> dict[str, str]:
     nodes = data.get("nodes")
-    fault, hold = _text(data, "fault"), _text(data, "hold")
+    fault, hold = event_text(data, "fault"), event_text(data, "hold")
     said = {
-        "summary": _text(data, "summary"),
+        "summary": event_text(data, "summary"),
         "description": "\n".join(_evidence(item) for item in list(data.get("evidence") or ())[:EVIDENCE_MAX]),
         "nodes": ", ".join(map(str, nodes)) if isinstance(nodes, list) else "",
-        "action": _text(data, "action") + (f" (held: {hold})" if hold else ""),
+        "action": event_text(data, "action") + (f" (held: {hold})" if hold else ""),
         "runbook_url": runbook_url.replace("{fault}", quote(fault, safe="")) if fault else "",
     }
     return {name: value[:TEXT_CHARS_MAX] for name, value in said.items() if value}
@@ -152,18 +152,15 @@ def _annotations(data: Mapping[str, Any], runbook_url: str) -> dict[str, str]:
 def _evidence(item: Mapping[str, Any]) -> str:
     device = item.get("device")
     where = f"{item.get('node') or 'the job'}{'' if device is None else f' device {device}'}"
-    unit = _text(item, "unit")
+    unit = event_text(item, "unit")
     beside = [f"{word} {figure(item[key], unit)}" for key, word in _BESIDE if item.get(key) is not None]
     value = "not known" if item.get("value") is None else figure(item["value"], unit)
-    return f"{where}: {metric_label(_text(item, 'metric'))} {value}" + (f" ({', '.join(beside)})" if beside else "")
+    return f"{where}: {metric_label(event_text(item, 'metric'))} {value}" + (
+        f" ({', '.join(beside)})" if beside else ""
+    )
 
 
 _BESIDE = (("peers_median", "its peers' median"), ("threshold", "threshold"))
-
-
-def _text(data: Mapping[str, Any], key: str) -> str:
-    value = data.get(key)
-    return value if isinstance(value, str) else ""
 
 
 # The format "alertmanager": the body that an Alertmanager posts to its webhook receivers, version 4.

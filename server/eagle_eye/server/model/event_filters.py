@@ -30,7 +30,7 @@ def severity(data: Mapping[str, Any]) -> str:
 
     Critical when a job is to be interrupted, or when people have to intervene because nothing else will.
     """
-    action = _text(data, "action") or _text(data, "kind")
+    action = event_text(data, "action") or event_text(data, "kind")
     if data.get("escalated") is True:
         return "critical"
     return _SEVERITIES.get(action, "warning") if action else ""
@@ -42,21 +42,22 @@ def labels_of(event: OutboundEvent) -> dict[str, tuple[str, ...]]:
     For an incident, ``action`` is what policy wants for it; for an action, what is requested.
     """
     data = event.data
-    action = _text(data, "action") or _text(data, "kind")
+    action = event_text(data, "action") or event_text(data, "kind")
     nodes = data.get("nodes") or data.get("exclude") or data.get("node")
     found = {
         "job": (event.job,),
-        "fault": (_text(data, "fault"),),
-        "node": tuple(str(node) for node in nodes) if isinstance(nodes, list) else (_text(data, "node"),),
+        "fault": (event_text(data, "fault"),),
+        "node": tuple(str(node) for node in nodes) if isinstance(nodes, list) else (event_text(data, "node"),),
         "severity": (severity(data),),
-        "state": (_text(data, "state"),),
+        "state": (event_text(data, "state"),),
         "action": (action,),
     }
     kept = {label: tuple(value for value in values if value) for label, values in found.items()}
     return {label: values for label, values in kept.items() if values}
 
 
-def _text(data: Mapping[str, Any], key: str) -> str:
+def event_text(data: Mapping[str, Any], key: str) -> str:
+    """Return a text of an event's data, "" where it has none."""
     value = data.get(key)
     return value if isinstance(value, str) else ""
 
